@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What every test includes: cmocka in the order that it wants, and checks that say what they saw. */
+#ifndef FSDP_TESTS_TESTING_H
+#define FSDP_TESTS_TESTING_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <fsdp/status.h>
+
+/* The call succeeds; otherwise its error is printed. */
+#define assert_ok(expr)                                                                                     \
+    do {                                                                                                    \
+        if ((expr) != FSDP_OK) fail_msg("%s\n%s", #expr, fsdp_last_error());                                \
+    } while (0)
+
+/* The call fails with this status, and its message has this text in it. */
+#define assert_fails(expr, status, text)                                                                    \
+    do {                                                                                                    \
+        fsdp_status st_ = (expr);                                                                           \
+        if (st_ != (status))                                                                                \
+            fail_msg("%s: %s, not %s\n%s", #expr, fsdp_status_name(st_), fsdp_status_name(status), fsdp_last_error()); \
+        if (strstr(fsdp_last_error_message(), (text)) == NULL)                                              \
+            fail_msg("%s: the message is not about \"%s\":\n%s", #expr, (text), fsdp_last_error());         \
+    } while (0)
+
+#endif
