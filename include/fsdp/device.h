@@ -41,7 +41,7 @@ FSDP_API fsdp_device *fsdp_device_cpu(void);
 
 /* Opens a device by name: "cpu" or "guard". FSDP_ERR_INVALID lists the names there are. */
 FSDP_API fsdp_status fsdp_device_open(fsdp_device **out, const char *name) FSDP_NODISCARD;
-/* After everything that lives on it. NULL and the CPU are accepted. */
+/* Units that use it keep it alive until their communicator ends. NULL and the CPU are accepted. */
 FSDP_API void fsdp_device_close(fsdp_device *dev);
 FSDP_API const char *fsdp_device_name(const fsdp_device *dev);
 FSDP_API bool fsdp_device_host_accessible(const fsdp_device *dev);

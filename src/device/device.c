@@ -6,7 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-#include <stdio.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,6 +42,7 @@ fsdp_status fsdp_device_open(fsdp_device **out, const char *name)
         fsdp_device *dev = fsdpi_calloc(1, ops->device_size);
         FSDP_FAIL_IF(dev == NULL, FSDP_ERR_NOMEM, "no memory for device %s", name);
         dev->ops = ops;
+        atomic_init(&dev->refs, 1);
         fsdp_status st = ops->init != NULL ? ops->init(dev) : FSDP_OK;
         if (st != FSDP_OK) {
             fsdpi_free(dev);
@@ -53,11 +54,21 @@ fsdp_status fsdp_device_open(fsdp_device **out, const char *name)
     FSDP_FAIL(FSDP_ERR_INVALID, "no device is called \"%s\"; there are: %s", name, fsdpi_device_names());
 }
 
-void fsdp_device_close(fsdp_device *dev)
+void fsdpi_device_retain(fsdp_device *dev)
 {
-    if (dev == NULL || dev == fsdp_device_cpu()) return;
+    atomic_fetch_add(&dev->refs, 1);
+}
+
+void fsdpi_device_release(fsdp_device *dev)
+{
+    if (dev == fsdp_device_cpu() || atomic_fetch_sub(&dev->refs, 1) > 1) return;
     if (dev->ops->fini != NULL) dev->ops->fini(dev);
     fsdpi_free(dev);
+}
+
+void fsdp_device_close(fsdp_device *dev)
+{
+    if (dev != NULL) fsdpi_device_release(dev);
 }
 
 const char *fsdp_device_name(const fsdp_device *dev)

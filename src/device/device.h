@@ -9,6 +9,8 @@
 
 #include <fsdp/device.h>
 
+#include <stdatomic.h>
+
 #include "base/isa.h"
 #include "base/pool.h"
 
@@ -64,7 +66,11 @@ typedef struct fsdpi_device_ops {
 
 struct fsdp_device {
     const fsdpi_device_ops *ops;
+    _Atomic int refs; /* the opener's, and one for each communicator that has streams on it */
 };
+
+void fsdpi_device_retain(fsdp_device *dev);
+void fsdpi_device_release(fsdp_device *dev);
 
 struct fsdp_stream {
     fsdp_device *dev;

@@ -33,4 +33,10 @@
             fail_msg("%s: the message is not about \"%s\":\n%s", #expr, (text), fsdp_last_error());         \
     } while (0)
 
+/* In a function that a rank runs: the parent owns the asserts, so a rank returns what it saw. */
+#define rank_check(cond)                                                                                    \
+    do {                                                                                                    \
+        if (!(cond)) FSDP_FAIL(FSDP_ERR_INTERNAL, "%s:%d: not so: %s", __FILE__, __LINE__, #cond);          \
+    } while (0)
+
 #endif

@@ -20,7 +20,7 @@
 #include <time.h>
 
 /* Bytes of address space, twice: ample for tests, and 128 ranks as threads still fit in 47 bits. */
-#define REGION ((size_t)1 << 36)
+#define REGION ((size_t)1 << 34)
 
 typedef struct block {
     struct block *next;

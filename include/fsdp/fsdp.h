@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * All of libfsdp. A first program is examples/own_compute.c; the headers are written to be read in this order. */
+#ifndef FSDP_FSDP_H
+#define FSDP_FSDP_H
+
+#include <fsdp/version.h>
+#include <fsdp/status.h>
+#include <fsdp/log.h>
+#include <fsdp/dtype.h>
+#include <fsdp/random.h>
+#include <fsdp/device.h>
+#include <fsdp/comm.h>
+#include <fsdp/unit.h>
+#include <fsdp/optim.h>
+
+#endif

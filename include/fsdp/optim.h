@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Optimizers on slices: SGD with momentum and AdamW, on the fp32 masters that each rank keeps.
+ *
+ *     fsdp_optim_create_adamw(&optim, units, &(fsdp_adamw_opts){ .lr = 3e-4f, .weight_decay = 0.1f });
+ *     ... passes ...
+ *     fsdp_optim_step(optim, &(fsdp_step_opts){ .clip = 1.0f });
+ *
+ * All collective over the units' communicator. An optimizer of your own does the same with fsdp_step_begin() and
+ * fsdp_unit_slices() (unit.h): nothing here knows more than that. */
+#ifndef FSDP_OPTIM_H
+#define FSDP_OPTIM_H
+
+#include <fsdp/unit.h>
+
+FSDP_BEGIN_DECLS
+
+typedef struct fsdp_optim fsdp_optim;
+
+/* Settings for some parameters, by name. The first group whose pattern fits decides; `*` stands for any text. */
+typedef struct fsdp_optim_group {
+    const char *pattern;  /* of the parameter's name, as "*.bias" */
+    float weight_decay;   /* instead of the optimizer's */
+    float lr_scale;       /* the learning rate is multiplied by this; 0: 1 */
+} fsdp_optim_group;
+
+/* v = momentum v + (g + weight_decay p);  p -= lr v  (PyTorch's SGD). momentum 0 keeps no state. */
+typedef struct fsdp_sgd_opts {
+    float lr, momentum, weight_decay;
+    const fsdp_optim_group *groups;
+    int group_count;
+} fsdp_sgd_opts;
+
+/* Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), as PyTorch's AdamW:
+ *   p -= lr weight_decay p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+ *   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+ * t counts the steps of a unit in which it had gradients. */
+typedef struct fsdp_adamw_opts {
+    float lr;
+    float beta1, beta2; /* 0: 0.9 and 0.999 */
+    float eps;          /* 0: 1e-8 */
+    float weight_decay;
+    const fsdp_optim_group *groups;
+    int group_count;
+} fsdp_adamw_opts;
+
+/* State starts at 0. Units and their list are borrowed for the optimizer's life: destroy it first. */
+FSDP_API fsdp_status fsdp_optim_create_sgd(fsdp_optim **out, fsdp_unit_list units, const fsdp_sgd_opts *opts) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, const fsdp_adamw_opts *opts) FSDP_NODISCARD;
+/* NULL is accepted. */
+FSDP_API void fsdp_optim_destroy(fsdp_optim *optim);
+
+typedef struct fsdp_step_opts {
+    float grad_scale; /* what the sums of gradients are multiplied by. 0: 1 / the weight of the passes (fsdp_pass_add_weight),
+                         or 1 where no pass had a weight */
+    float clip;       /* largest 2-norm of the (scaled) gradients; 0: no clipping */
+    double *norm;     /* (may be NULL) the norm before clipping */
+} fsdp_step_opts;
+
+/* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients are
+ * left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names the unit; parameters and state are as before,
+ * the gradients are dropped. */
+FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *opts) FSDP_NODISCARD;
+
+/* Not collective, but the same on every rank. */
+FSDP_API void fsdp_optim_set_lr(fsdp_optim *optim, float lr);
+FSDP_API float fsdp_optim_lr(const fsdp_optim *optim);
+
+/* Not collective. The state, for files: kinds "momentum" (SGD), "exp_avg" and "exp_avg_sq" (AdamW). *state: device
+ * address of fsdp_unit_slice_numel(unit) floats, indexed as fsdp_slice.state_offset says; borrowed. */
+FSDP_API int fsdp_optim_state_kinds(const fsdp_optim *optim);
+FSDP_API const char *fsdp_optim_state_name(const fsdp_optim *optim, int kind);
+FSDP_API fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind, float **state) FSDP_NODISCARD;
+/* Steps that the unit has had: t of AdamW. */
+FSDP_API int64_t fsdp_optim_unit_steps(const fsdp_optim *optim, const fsdp_unit *unit);
+FSDP_API void fsdp_optim_set_unit_steps(fsdp_optim *optim, const fsdp_unit *unit, int64_t steps);
+FSDP_API fsdp_unit_list fsdp_optim_units(const fsdp_optim *optim);
+
+/* ---- schedules: the learning rate of a step ---- */
+
+typedef enum fsdp_schedule_kind { FSDP_SCHEDULE_COSINE, FSDP_SCHEDULE_LINEAR, FSDP_SCHEDULE_CONSTANT } fsdp_schedule_kind;
+
+typedef struct fsdp_schedule {
+    fsdp_schedule_kind kind;
+    float lr, min_lr;  /* the highest; where cosine and linear end */
+    int64_t warmup;    /* steps of linear rise: step s < warmup has lr (s + 1) / warmup */
+    int64_t steps;     /* the last step is steps - 1; after it the rate stays */
+} fsdp_schedule;
+
+/* A function of the step alone (0 is the first). */
+FSDP_API float fsdp_schedule_lr(const fsdp_schedule *s, int64_t step);
+
+FSDP_END_DECLS
+
+#endif

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The core: fully sharded parameters for any program that has a forward and a backward of its own.
+ *
+ * A unit is a group of parameters that are made whole together. Between uses each rank keeps one slice of the unit's
+ * parameters, gradients and optimizer state. A training step, for one unit (examples/own_compute.c is the program):
+ *
+ *     fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN);        one micro-batch
+ *     fsdp_unit_begin_forward(unit, pass);                  the unit is whole
+ *     ... fsdp_unit_param(unit, i) ...
+ *     fsdp_unit_end_forward(unit, pass);                    and sharded again
+ *     fsdp_unit_begin_backward(unit, pass);                 whole, with a place for its gradients
+ *     ... fsdp_unit_param(unit, i), fsdp_unit_grad(unit, i, &beta) ...
+ *     fsdp_unit_end_backward(unit, pass);                   gradients are reduced to the slices' owners
+ *     fsdp_pass_end(pass);                                  and count from now on
+ *     ... more micro-batches ...
+ *     fsdp_optim_step(optim, ...) or fsdp_step_begin(units), your own optimizer on fsdp_unit_slices(), fsdp_step_end
+ *
+ * Gradients are sums, over the micro-batches of all ranks since the last step: divide once, in the step. They are
+ * added in leaf order (the micro-batch j of rank r of R is leaf j R + r), so they have the same bits for every number
+ * of ranks that divides the number of leaves.
+ *
+ * Which unit is the root of a pass is a question, not a property: the one that begins while no other is active in the
+ * pass. A unit may be initialised, summoned, evaluated or trained before or after others around it exist.
+ *
+ * Everything here is collective over the unit's communicator, unless it says otherwise: every rank makes the same
+ * calls on the same units in the same order. A call at the wrong moment returns FSDP_ERR_STATE, names the unit, its
+ * state and the way out, and changes nothing.
+ *
+ * Stream: work on parameters and gradients is ordered on the unit's compute stream, fsdp_unit_stream(); calls return
+ * before it is done where the device is asynchronous. On the CPU everything is done when a call returns.
+ * Threads: all units of a communicator are used by one thread at a time. */
+#ifndef FSDP_UNIT_H
+#define FSDP_UNIT_H
+
+#include <fsdp/comm.h>
+#include <fsdp/device.h>
+#include <fsdp/dtype.h>
+
+FSDP_BEGIN_DECLS
+
+enum { FSDP_MAX_DIMS = 8 };
+
+typedef struct fsdp_unit fsdp_unit;
+typedef struct fsdp_pass fsdp_pass;
+
+/* Borrowed array of units, as functions take and give them. */
+typedef struct fsdp_unit_list {
+    fsdp_unit *const *units;
+    int count;
+} fsdp_unit_list;
+
+/* A parameter: fp32, dense, row-major. ndim 0 is a scalar; a dimension may be 0. */
+typedef struct fsdp_param {
+    const char *name; /* unique within the unit */
+    int ndim;
+    int64_t shape[FSDP_MAX_DIMS];
+} fsdp_param;
+
+/* What is sharded between uses. The results have the same bits in all modes. */
+typedef enum fsdp_mode {
+    FSDP_MODE_FULL,      /* parameters, gradients, optimizer state (ZeRO-3) */
+    FSDP_MODE_GRAD_OP,   /* the same, but parameters stay whole from forward to backward (ZeRO-2) */
+    FSDP_MODE_OPTIMIZER, /* parameters stay whole until they change; gradients and optimizer state (ZeRO-1) */
+    FSDP_MODE_NONE,      /* every rank keeps all (data parallel) */
+} fsdp_mode;
+
+FSDP_API const char *fsdp_mode_name(fsdp_mode mode); /* "full", "grad-op", "optimizer", "none" */
+
+typedef struct fsdp_unit_opts {
+    const char *name;            /* for messages and files; NULL: "unit" */
+    fsdp_mode mode;
+    fsdp_device *storage_device; /* where slices live; NULL: compute_device */
+    fsdp_device *compute_device; /* where the unit is used; NULL: the CPU */
+    int prefetch; /* how many units ahead are gathered when this one begins, in the order of the last pass. 0: 1;
+                     negative: none. Of no effect where a gather copies nothing (transport shm). */
+} fsdp_unit_opts;
+
+/* Makes a unit; its parameters are 0 until they are initialised. Names and shapes are copied. */
+FSDP_API fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *params, int count,
+                                      const fsdp_unit_opts *opts) FSDP_NODISCARD;
+/* NULL is accepted. Outside of passes. */
+FSDP_API void fsdp_unit_destroy(fsdp_unit *unit);
+
+/* Not collective. Borrowed until destroy. */
+FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);
+FSDP_API fsdp_comm *fsdp_unit_comm(const fsdp_unit *unit);
+FSDP_API fsdp_mode fsdp_unit_mode(const fsdp_unit *unit);
+FSDP_API int fsdp_unit_param_count(const fsdp_unit *unit);
+FSDP_API const fsdp_param *fsdp_unit_param_info(const fsdp_unit *unit, int i);
+FSDP_API int64_t fsdp_unit_param_numel(const fsdp_unit *unit, int i);
+FSDP_API fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit);
+/* The unit's state in words, for messages and debuggers: "sharded, gradients accumulated". */
+FSDP_API const char *fsdp_unit_state(const fsdp_unit *unit);
+
+/* ---- initial values ---- */
+
+/* Sets *value of element i of a parameter, on its original shape (row-major index). Called on every rank for the
+ * elements that it keeps, so it must not depend on the rank, unless patchwork values are wanted. */
+typedef void (*fsdp_init_fn)(const char *name, int64_t i, float *value, void *arg);
+/* The same for elements [first, first + numel). May fail: then nothing is published, on any rank. */
+typedef fsdp_status (*fsdp_fill_fn)(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg);
+
+/* Sets all parameters. Outside of passes; no unit is ever whole for it. */
+FSDP_API fsdp_status fsdp_unit_init(fsdp_unit *unit, fsdp_init_fn init, void *arg) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_unit_fill(fsdp_unit *unit, fsdp_fill_fn fill, void *arg) FSDP_NODISCARD;
+
+/* ---- passes ---- */
+
+typedef enum fsdp_pass_kind {
+    FSDP_PASS_TRAIN, /* forward, then backward */
+    FSDP_PASS_EVAL,  /* forward only: units are sharded again at the end of their forward */
+} fsdp_pass_kind;
+
+FSDP_API fsdp_status fsdp_pass_begin(fsdp_pass **out, fsdp_comm *comm, fsdp_pass_kind kind) FSDP_NODISCARD;
+/* Commits the pass's gradients and frees the pass. Units that it left whole are sharded. On FSDP_ERR_STATE (a unit is
+ * still active) the pass goes on. */
+FSDP_API fsdp_status fsdp_pass_end(fsdp_pass *pass) FSDP_NODISCARD;
+/* Drops the pass with all that it did: its gradients do not count, those of earlier passes do. NULL is accepted. */
+FSDP_API fsdp_status fsdp_pass_cancel(fsdp_pass *pass) FSDP_NODISCARD;
+/* Not collective. Says how much a rank's pass weighs (its samples, or tokens): fsdp_optim_step() then divides the sums
+ * of gradients by the sum of weights. Adds up over calls. */
+FSDP_API void fsdp_pass_add_weight(fsdp_pass *pass, double weight);
+
+FSDP_API fsdp_status fsdp_unit_begin_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_unit_end_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_unit_begin_backward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_unit_end_backward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
+
+/* Not collective. Parameter i, whole: a device address, read-only, good until the matching end. NULL (and an error
+ * for fsdp_last_error) while the unit is not whole. */
+FSDP_API const float *fsdp_unit_param(fsdp_unit *unit, int i);
+
+/* Not collective. Where this rank writes the gradient of parameter i, whole; within begin_backward and end_backward.
+ * *beta: 0 the first time: overwrite what is there (garbage); 1 after that: add to it. Parameters not asked for
+ * get a gradient of 0. NULL (and an error) outside. */
+FSDP_API float *fsdp_unit_grad(fsdp_unit *unit, int i, float *beta);
+
+/* ---- summon: the whole parameters, outside of passes ---- */
+
+typedef struct fsdp_unit_summon_opts {
+    bool writeback; /* each rank's own slice of what it wrote is kept and published; false: read-only */
+} fsdp_unit_summon_opts;
+
+FSDP_API fsdp_status fsdp_unit_summon_begin(fsdp_unit *unit, const fsdp_unit_summon_opts *opts) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_unit_summon_end(fsdp_unit *unit) FSDP_NODISCARD;
+/* Not collective. Parameter i while summoned with writeback: a device address that this rank may write. NULL (and an
+ * error) otherwise; fsdp_unit_param() reads. */
+FSDP_API float *fsdp_unit_summoned(fsdp_unit *unit, int i);
+
+/* Parameter i, whole, into host memory: numel floats. Any rank may pass NULL: it takes part, and gets nothing. */
+FSDP_API fsdp_status fsdp_unit_read_param(fsdp_unit *unit, int i, float *out) FSDP_NODISCARD;
+
+/* ---- slices: for optimizers, files, averages ---- */
+
+/* A part of a parameter that this rank keeps. Edges of slices need not be edges of parameters. */
+typedef struct fsdp_slice {
+    const char *name; /* of the parameter */
+    int param;
+    int64_t offset;   /* of its first element, in the parameter */
+    int64_t numel;
+    float *master;    /* device address, on the storage device */
+    const float *grad; /* within a step: device address; NULL where the unit has no gradients */
+    int64_t state_offset; /* of its first element, in an array of fsdp_unit_slice_numel() that goes along with masters */
+} fsdp_slice;
+
+/* Not collective. The slices of this rank, in order; an empty rank has none. Borrowed until the next call for this
+ * unit. In mode none: all of every parameter. */
+FSDP_API void fsdp_unit_slices(fsdp_unit *unit, const fsdp_slice **out, int *count);
+/* Not collective. How long an array of optimizer state is that has a value for every element this rank keeps. */
+FSDP_API int64_t fsdp_unit_slice_numel(const fsdp_unit *unit);
+
+/* Between begin and end masters may be written, on each unit's stream, and gradients are final. Outside of passes.
+ * end publishes the masters and drops the gradients; cancel drops the gradients, and nothing may have been written. */
+FSDP_API fsdp_status fsdp_step_begin(fsdp_unit_list units) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_step_end(fsdp_unit_list units) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_step_cancel(fsdp_unit_list units) FSDP_NODISCARD;
+
+/* Drops accumulated gradients. Outside of passes and steps. */
+FSDP_API fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit) FSDP_NODISCARD;
+
+/* Within a step. The 2-norm of all gradients of these units, multiplied by `scale`: each element counted once, the
+ * same bits on every rank and number of ranks. *weight (NULL: not wanted): the sum of the weights of all passes since
+ * the last step, over all ranks. */
+FSDP_API fsdp_status fsdp_step_grad_norm(fsdp_unit_list units, double *norm, double *weight) FSDP_NODISCARD;
+
+FSDP_END_DECLS
+
+#endif

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A communicator, from the inside: the block of shared memory that its ranks have, the tags by which they notice that
+ * they do different things, and the exchange on which all small collectives stand.
+ *
+ * Tags. Every operation, whether it waits for others or not, appends one to this rank's ring, with a hash of all
+ * before it. Where ranks meet (an exchange, the end of a pass), and in every wait that takes long, hashes at the same
+ * position are compared; the first position that differs is what the message names. A rank may be at most
+ * FSDPI_TAGS / 2 operations ahead of the slowest: so a position is still there when the others reach it. */
+#ifndef FSDPI_COMM_H
+#define FSDPI_COMM_H
+
+#include <fsdp/comm.h>
+
+#include "comm/counter.h"
+#include "comm/world.h"
+
+/* X(enum, what it is called in messages) */
+#define FSDPI_OP_MAP(X)                                                                                     \
+    X(FSDPI_OP_BARRIER, "barrier")                                                                          \
+    X(FSDPI_OP_SUM, "exact sum")                                                                            \
+    X(FSDPI_OP_MAX, "maximum")                                                                              \
+    X(FSDPI_OP_ALL_GATHER, "all-gather")                                                                    \
+    X(FSDPI_OP_BROADCAST, "broadcast")                                                                      \
+    X(FSDPI_OP_STOP, "question whether to stop")                                                            \
+    X(FSDPI_OP_AGREE, "agreement on errors")                                                                \
+    X(FSDPI_OP_SPLIT, "split")                                                                              \
+    X(FSDPI_OP_ALLOC, "allocation of shared memory")                                                        \
+    X(FSDPI_OP_FREE, "release of shared memory")                                                            \
+    X(FSDPI_OP_UNIT_CREATE, "creation of a unit")                                                           \
+    X(FSDPI_OP_UNIT_DESTROY, "destruction of a unit")                                                       \
+    X(FSDPI_OP_PASS_BEGIN, "beginning of a pass")                                                           \
+    X(FSDPI_OP_PASS_CANCEL, "cancellation of a pass")                                                       \
+    X(FSDPI_OP_PASS_END, "end of a pass")                                                                   \
+    X(FSDPI_OP_FORWARD, "forward gather")                                                                   \
+    X(FSDPI_OP_BACKWARD, "backward gather")                                                                 \
+    X(FSDPI_OP_REDUCE, "gradient reduction")                                                                \
+    X(FSDPI_OP_SUMMON, "summon")                                                                            \
+    X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
+    X(FSDPI_OP_PUBLISH, "publication of parameters")                                                        \
+    X(FSDPI_OP_NORM, "gradient norm")                                                                       \
+    X(FSDPI_OP_STEP, "optimizer step")                                                                      \
+    X(FSDPI_OP_SAVE, "save")                                                                                \
+    X(FSDPI_OP_LOAD, "load")
+
+typedef enum fsdpi_op {
+#define FSDPI_OP_ENUM(e, name) e,
+    FSDPI_OP_MAP(FSDPI_OP_ENUM)
+#undef FSDPI_OP_ENUM
+} fsdpi_op;
+
+enum { FSDPI_TAGS = 256, FSDPI_SLOT = 4096, FSDPI_NAME = 40 };
+
+typedef struct fsdpi_tag {
+    uint64_t hash; /* of this tag and all before it */
+    uint64_t bytes;
+    int64_t step;
+    uint32_t op;
+    char name[FSDPI_NAME - 4]; /* the unit's, cut */
+} fsdpi_tag;
+
+/* One rank's part of a communicator's shared block. */
+typedef struct fsdpi_member {
+    fsdpi_counter arrived; /* exchanges that it has written */
+    fsdpi_counter reset;   /* rounds of fsdp_comm_reset() */
+    _Alignas(64) _Atomic uint64_t tags; /* how many it has appended */
+    fsdpi_tag ring[FSDPI_TAGS];
+    _Alignas(64) struct {
+        uint64_t hash; /* of the exchange's tag */
+        unsigned char data[FSDPI_SLOT];
+    } slot[2];
+} fsdpi_member;
+
+typedef struct fsdpi_block {
+    _Atomic int mismatch;    /* 1: mismatch_message is complete */
+    _Atomic int mismatch_by; /* rank + 1 of who writes it */
+    char mismatch_message[1024];
+    _Alignas(64) fsdpi_member member[];
+} fsdpi_block;
+
+struct fsdpi_transport_ops;
+
+struct fsdp_comm {
+    fsdpi_world *world;
+    bool owns_world; /* made by fsdp_comm_create_self */
+    const struct fsdpi_transport_ops *transport;
+    int rank, size;
+    int world_rank;
+    int *world_ranks;      /* of each member */
+    fsdpi_block *block;
+    size_t block_offset, block_bytes; /* in the heap */
+    uint32_t exchanges;    /* how many this rank has begun */
+    uint64_t hash;         /* of all its tags */
+    uint32_t resets;
+    fsdp_comm_stats stats; /* of the host thread and of stream threads: relaxed atomics would be no better for a figure */
+    /* Hangs off the communicator for a layer above (shard/runtime.c). */
+    void *attached;
+    void (*attached_destroy)(void *attached);
+    void (*attached_reset)(void *attached);
+};
+
+/* A communicator over ranks of a world; collective over them where size > 1. offset: of its block. */
+fsdp_status fsdpi_comm_create(fsdp_comm **out, fsdpi_world *world, const struct fsdpi_transport_ops *transport,
+                              const int *world_ranks, int size, int rank, size_t block_offset);
+size_t fsdpi_comm_block_bytes(int size);
+
+/* Appends a tag. May wait for a rank that is far behind. FSDP_ERR_COMM where ranks are known to differ. */
+fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes);
+/* Compares with what others have appended so far; does not wait. */
+fsdp_status fsdpi_comm_compare(fsdp_comm *comm);
+const char *fsdpi_op_name(unsigned op);
+
+/* All-gathers `bytes` bytes of host memory; the ground of all small collectives. */
+fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out);
+
+/* Waits for a counter of another rank, with all that a wait looks out for: abort, mismatch, a rank that has ended,
+ * the long clock. what: "gradient reduction of \"h.3\"". For any thread. */
+fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, const char *what);
+
+/* Whether something is known to be wrong: abort or mismatch, as an error. */
+fsdp_status fsdpi_comm_check(fsdp_comm *comm);
+/* Whether waiting for this rank still makes sense: that, and whether it has ended or the long clock has run out. */
+fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_ns, const char *what);
+
+/* Collective: zeroed shared memory of the heap, the same offset on every rank. */
+fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, size_t bytes, size_t *offset);
+/* Collective: after it nobody uses the range. */
+void fsdpi_comm_heap_free(fsdp_comm *comm, size_t offset, size_t bytes);
+/* The range as host memory, read and write. */
+fsdp_status fsdpi_comm_heap_map(fsdp_comm *comm, size_t offset, size_t bytes, void **out);
+void fsdpi_comm_heap_unmap(fsdp_comm *comm, void *p, size_t bytes);
+
+#endif

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Transport "shm": whole parameters lie once in memory that all ranks of the node map. An owner writes its slice in
+ * place, through a mapping of its own; everybody reads a read-only one. To gather is to wait. Gradient windows lie
+ * there too: owners read their slices of them where they are.
+ *
+ * "self" is the same for one rank. */
+#include "comm/symmetric.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+#include <stdio.h>
+
+struct fsdpi_flat {
+    fsdpi_region region;
+    fsdp_device *dev;
+    size_t bytes;        /* the whole */
+    size_t lo, hi;       /* of this rank */
+    void *view;          /* the whole, read-only */
+    void *mine;          /* writable, from the page on which the slice begins */
+    size_t mine_at, mine_bytes;
+    char name[FSDPI_NAME];
+};
+
+static void end_flat(fsdpi_flat *f, bool together)
+{
+    if (f == NULL) return;
+    fsdpi_region_unmap(&f->region, f->dev, f->view, f->bytes);
+    fsdpi_region_unmap(&f->region, f->dev, f->mine, f->mine_bytes);
+    fsdpi_region_destroy(&f->region, together);
+    fsdpi_free(f);
+}
+
+static void destroy_flat(fsdpi_flat *f)
+{
+    end_flat(f, true);
+}
+
+static void abandon_flat(fsdpi_flat *f)
+{
+    end_flat(f, false);
+}
+
+static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
+{
+    fsdp_status st;
+    fsdpi_flat *f;
+    FSDPI_NEW(f, 1);
+    f->dev = dev;
+    f->bytes = edges[comm->size];
+    f->lo = edges[comm->rank];
+    f->hi = edges[comm->rank + 1];
+    snprintf(f->name, sizeof(f->name), "%s", name);
+    size_t page = fsdpi_page_size();
+    f->mine_at = f->lo / page * page;
+    f->mine_bytes = f->hi > f->lo ? f->hi - f->mine_at : 0;
+    FSDP_TRY_GOTO(fsdpi_region_create(&f->region, comm, 2 * comm->size, f->bytes), fail);
+    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, 0, f->bytes, false, &f->view), fail);
+    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, f->mine_at, f->mine_bytes, true, &f->mine), fail);
+    *out = f;
+    return FSDP_OK;
+fail:
+    /* The region is left to the world: freeing it is collective, and the other ranks may have succeeded. */
+    fsdpi_region_unmap(&f->region, f->dev, f->view, f->bytes);
+    fsdpi_free(f);
+    return st;
+}
+
+static void *flat_slice(fsdpi_flat *f)
+{
+    return f->mine != NULL ? (char *)f->mine + (f->lo - f->mine_at) : NULL;
+}
+
+static fsdp_status flat_done(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
+{
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), v);
+}
+
+static fsdp_status flat_open(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
+{
+    return fsdpi_launch_wait(s, &f->region, true, -1, v - 1, "write", f->name);
+}
+
+static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s)
+{
+    void *place = flat_slice(f);
+    if (f->hi > f->lo && slice != place) FSDP_TRY(fsdp_stream_copy(s, place, slice, f->hi - f->lo));
+    return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, f->region.comm->rank), v);
+}
+
+static fsdp_status flat_gather(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s)
+{
+    (void)whole;
+    return fsdpi_launch_wait(s, &f->region, false, -1, v, "gather", f->name);
+}
+
+static const void *flat_whole(fsdpi_flat *f)
+{
+    return f->view;
+}
+
+static void flat_protect(fsdpi_flat *f, bool readable)
+{
+    if (f->region.comm->world->heap.alias && f->dev->ops->protect != NULL && f->bytes > 0)
+        f->dev->ops->protect(f->dev, f->view, f->bytes, readable);
+}
+
+/* ---- windows: size buffers side by side, each on pages of its own ---- */
+
+struct fsdpi_window {
+    fsdpi_region region;
+    fsdp_device *dev;
+    size_t bytes, stride;
+    void *all; /* every rank's, as this device sees them */
+};
+
+static void destroy_window(fsdpi_window *w)
+{
+    if (w == NULL) return;
+    fsdpi_region_unmap(&w->region, w->dev, w->all, w->stride * (size_t)w->region.comm->size);
+    fsdpi_region_destroy(&w->region, false);
+    fsdpi_free(w);
+}
+
+static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes)
+{
+    fsdp_status st;
+    fsdpi_window *w;
+    FSDPI_NEW(w, 1);
+    w->dev = dev;
+    w->bytes = bytes;
+    w->stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size());
+    FSDP_TRY_GOTO(fsdpi_region_create(&w->region, comm, 2 * comm->size, w->stride * (size_t)comm->size), fail);
+    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, dev, 0, w->stride * (size_t)comm->size, true, &w->all), fail);
+    *out = w;
+    return FSDP_OK;
+fail:
+    fsdpi_free(w);
+    return st;
+}
+
+static void *buffer_of(fsdpi_window *w, int rank)
+{
+    return (char *)w->all + w->stride * (size_t)rank;
+}
+
+static void *window_buffer(fsdpi_window *w)
+{
+    return buffer_of(w, w->region.comm->rank);
+}
+
+static fsdp_status window_acquire(fsdpi_window *w, uint32_t use, const char *name, fsdp_stream *s)
+{
+    return fsdpi_launch_wait(s, &w->region, true, -1, use - 1, "wait for the gradient window", name);
+}
+
+static fsdp_status window_post(fsdpi_window *w, uint32_t use, size_t bytes, fsdp_stream *s)
+{
+    (void)bytes;
+    return fsdpi_launch_set(s, fsdpi_first_counter(&w->region, w->region.comm->rank), use);
+}
+
+static bool window_ready(fsdpi_window *w, uint32_t use)
+{
+    for (int r = 0; r < w->region.comm->size; r++)
+        if (!fsdpi_counter_reached(fsdpi_first_counter(&w->region, r), use)) return false;
+    return true;
+}
+
+static fsdp_status window_peer(fsdpi_window *w, uint32_t use, int r, size_t lo, size_t hi, const char *name, fsdp_stream *s,
+                               const void **out)
+{
+    (void)hi;
+    FSDP_TRY(fsdpi_launch_wait(s, &w->region, false, r, use, "gradient reduction", name));
+    *out = (const char *)buffer_of(w, r) + lo;
+    return FSDP_OK;
+}
+
+static fsdp_status window_take(fsdpi_window *w, uint32_t use, fsdp_stream *s)
+{
+    return fsdpi_launch_set(s, fsdpi_second_counter(&w->region, w->region.comm->rank), use);
+}
+
+static void window_reset(fsdpi_window *w)
+{
+    fsdpi_counter_set(fsdpi_first_counter(&w->region, w->region.comm->rank), 0);
+    fsdpi_counter_set(fsdpi_second_counter(&w->region, w->region.comm->rank), 0);
+}
+
+#define SHM_OPS                                                                                             \
+    .zero_copy = true, .flat_create = create_flat, .flat_destroy = destroy_flat, .flat_abandon = abandon_flat, .flat_slice = flat_slice, \
+    .flat_done = flat_done, .flat_open = flat_open, .flat_publish = flat_publish, .flat_gather = flat_gather, \
+    .flat_whole = flat_whole, .flat_protect = flat_protect, .window_create = create_window,                 \
+    .window_destroy = destroy_window, .window_buffer = window_buffer, .window_acquire = window_acquire,     \
+    .window_post = window_post, .window_ready = window_ready, .window_peer = window_peer,                   \
+    .window_take = window_take, .window_reset = window_reset
+
+const fsdpi_transport_ops fsdpi_transport_shm = { .name = "shm", SHM_OPS };
+const fsdpi_transport_ops fsdpi_transport_self = { .name = "self", SHM_OPS };

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Optimizers: a client of the core like any other. State lies beside the masters, an array a kind and unit. */
+#include <fsdp/optim.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "optim/kernels.h"
+#include "shard/unit.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef enum optim_kind { SGD, ADAMW } optim_kind;
+
+/* A unit's part of an optimizer. */
+typedef struct part {
+    fsdp_unit *unit;
+    float *state[2];  /* arena blocks of the unit's device */
+    int64_t steps;
+    float *decay, *lr_scale; /* per parameter, from the groups */
+} part;
+
+struct fsdp_optim {
+    optim_kind kind;
+    float lr, momentum, beta1, beta2, eps, weight_decay;
+    int states;
+    fsdp_unit **units;
+    part *part;
+    int count;
+};
+
+static const char *const state_names[2][2] = { [SGD] = { "momentum", "" }, [ADAMW] = { "exp_avg", "exp_avg_sq" } };
+
+/* `*` is any text, everything else itself. */
+static bool fits(const char *pattern, const char *name)
+{
+    const char *star = NULL, *back = NULL;
+    while (*name != '\0') {
+        if (*pattern == '*') {
+            star = pattern++;
+            back = name;
+        } else if (*pattern == *name) {
+            pattern++;
+            name++;
+        } else if (star != NULL) {
+            pattern = star + 1;
+            name = ++back;
+        } else {
+            return false;
+        }
+    }
+    while (*pattern == '*') pattern++;
+    return *pattern == '\0';
+}
+
+static fsdp_status init_groups(fsdp_optim *o, part *p, const fsdp_optim_group *groups, int count)
+{
+    int n = fsdp_unit_param_count(p->unit);
+    FSDPI_NEW(p->decay, n);
+    FSDPI_NEW(p->lr_scale, n);
+    for (int i = 0; i < n; i++) {
+        p->decay[i] = o->weight_decay;
+        p->lr_scale[i] = 1.0f;
+        for (int g = 0; g < count; g++) {
+            if (!fits(groups[g].pattern, fsdp_unit_param_info(p->unit, i)->name)) continue;
+            p->decay[i] = groups[g].weight_decay;
+            p->lr_scale[i] = groups[g].lr_scale != 0 ? groups[g].lr_scale : 1.0f;
+            break;
+        }
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status init_part(fsdp_optim *o, part *p, fsdp_unit *u, const fsdp_optim_group *groups, int count)
+{
+    p->unit = u;
+    size_t bytes = (size_t)fsdp_unit_slice_numel(u) * sizeof(float);
+    for (int k = 0; k < o->states; k++) {
+        void *s;
+        FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, bytes, &s));
+        p->state[k] = s;
+        FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, s, 0, bytes));
+    }
+    return init_groups(o, p, groups, count);
+}
+
+static fsdp_status check_list(fsdp_unit_list units)
+{
+    FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "an optimizer of %d units", units.count);
+    for (int i = 0; i < units.count; i++)
+        for (int j = 0; j < i; j++)
+            FSDP_FAIL_IF(units.units[i] == units.units[j], FSDP_ERR_INVALID, "unit \"%s\" is in the optimizer's list twice",
+                         fsdp_unit_name(units.units[i]));
+    return FSDP_OK;
+}
+
+static fsdp_status create(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_list units, const fsdp_optim_group *groups, int count)
+{
+    FSDP_TRY(check_list(units));
+    fsdp_status st;
+    fsdp_optim *o;
+    FSDPI_NEW(o, 1);
+    *o = *like;
+    o->count = units.count;
+    o->part = fsdpi_calloc((size_t)units.count, sizeof(*o->part));
+    o->units = fsdpi_calloc((size_t)units.count, sizeof(*o->units));
+    if (o->part == NULL || o->units == NULL) FSDP_FAIL_GOTO(FSDP_ERR_NOMEM, fail, "no memory for an optimizer of %d units", units.count);
+    for (int i = 0; i < units.count; i++) {
+        o->units[i] = units.units[i];
+        FSDP_TRY_GOTO(init_part(o, &o->part[i], units.units[i], groups, count), fail);
+    }
+    *out = o;
+    return FSDP_OK;
+fail:
+    fsdp_optim_destroy(o);
+    return st;
+}
+
+fsdp_status fsdp_optim_create_sgd(fsdp_optim **out, fsdp_unit_list units, const fsdp_sgd_opts *opts)
+{
+    FSDP_FAIL_IF(opts == NULL || !(opts->lr >= 0) || !(opts->momentum >= 0) || !(opts->weight_decay >= 0), FSDP_ERR_INVALID,
+                 "fsdp_optim_create_sgd: lr, momentum and weight_decay must be 0 or more");
+    fsdp_optim o = { .kind = SGD, .lr = opts->lr, .momentum = opts->momentum, .weight_decay = opts->weight_decay };
+    o.states = opts->momentum != 0 ? 1 : 0;
+    return create(out, &o, units, opts->groups, opts->group_count);
+}
+
+fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, const fsdp_adamw_opts *opts)
+{
+    fsdp_adamw_opts a = opts != NULL ? *opts : (fsdp_adamw_opts){ 0 };
+    if (a.beta1 == 0) a.beta1 = 0.9f;
+    if (a.beta2 == 0) a.beta2 = 0.999f;
+    if (a.eps == 0) a.eps = 1e-8f;
+    FSDP_FAIL_IF(!(a.lr >= 0) || !(a.weight_decay >= 0) || !(a.eps > 0), FSDP_ERR_INVALID,
+                 "fsdp_optim_create_adamw: lr %g, weight_decay %g and eps %g must be 0 or more", (double)a.lr, (double)a.weight_decay,
+                 (double)a.eps);
+    FSDP_FAIL_IF(!(a.beta1 > 0 && a.beta1 < 1 && a.beta2 > 0 && a.beta2 < 1), FSDP_ERR_INVALID,
+                 "fsdp_optim_create_adamw: beta1 %g and beta2 %g must be between 0 and 1", (double)a.beta1, (double)a.beta2);
+    fsdp_optim o = { .kind = ADAMW,
+                     .lr = a.lr,
+                     .beta1 = a.beta1,
+                     .beta2 = a.beta2,
+                     .eps = a.eps,
+                     .weight_decay = a.weight_decay,
+                     .states = 2 };
+    return create(out, &o, units, a.groups, a.group_count);
+}
+
+void fsdp_optim_destroy(fsdp_optim *o)
+{
+    if (o == NULL) return;
+    for (int i = 0; o->part != NULL && i < o->count; i++) {
+        part *p = &o->part[i];
+        for (int k = 0; k < 2; k++)
+            if (p->state[k] != NULL) fsdpi_arena_free(p->unit->ctx->arena, p->state[k]);
+        fsdpi_free(p->decay);
+        fsdpi_free(p->lr_scale);
+    }
+    fsdpi_free(o->part);
+    fsdpi_free(o->units);
+    fsdpi_free(o);
+}
+
+void fsdp_optim_set_lr(fsdp_optim *optim, float lr)
+{
+    optim->lr = lr;
+}
+
+float fsdp_optim_lr(const fsdp_optim *optim)
+{
+    return optim->lr;
+}
+
+int fsdp_optim_state_kinds(const fsdp_optim *optim)
+{
+    return optim->states;
+}
+
+const char *fsdp_optim_state_name(const fsdp_optim *optim, int kind)
+{
+    return kind >= 0 && kind < optim->states ? state_names[optim->kind][kind] : "?";
+}
+
+static part *part_of(const fsdp_optim *o, const fsdp_unit *u)
+{
+    for (int i = 0; i < o->count; i++)
+        if (o->part[i].unit == u) return &o->part[i];
+    return NULL;
+}
+
+fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind, float **state)
+{
+    part *p = part_of(optim, unit);
+    FSDP_FAIL_IF(p == NULL || kind < 0 || kind >= optim->states, FSDP_ERR_INVALID,
+                 "fsdp_optim_state: unit \"%s\" has no state of kind %d in this optimizer", fsdp_unit_name(unit), kind);
+    *state = p->state[kind];
+    return FSDP_OK;
+}
+
+int64_t fsdp_optim_unit_steps(const fsdp_optim *optim, const fsdp_unit *unit)
+{
+    const part *p = part_of(optim, unit);
+    return p != NULL ? p->steps : 0;
+}
+
+void fsdp_optim_set_unit_steps(fsdp_optim *optim, const fsdp_unit *unit, int64_t steps)
+{
+    part *p = part_of(optim, unit);
+    if (p != NULL) p->steps = steps;
+}
+
+fsdp_unit_list fsdp_optim_units(const fsdp_optim *optim)
+{
+    return (fsdp_unit_list){ optim->units, optim->count };
+}
+
+/* ---- the step ---- */
+
+typedef struct update_args {
+    optim_kind kind;
+    fsdpi_adamw_scalars adamw;
+    float lr, momentum, weight_decay, scale;
+    float *p, *s0, *s1;
+    const float *g;
+    int64_t numel;
+} update_args;
+
+enum { PIECE = 1 << 16 };
+
+typedef struct update_job {
+    const fsdpi_optim_kernels *kernels;
+    update_args a;
+} update_job;
+
+static void update_piece(void *arg, int64_t i, int worker)
+{
+    (void)worker;
+    const update_job *j = arg;
+    const update_args *a = &j->a;
+    int64_t at = i * PIECE;
+    size_t n = (size_t)(a->numel - at < PIECE ? a->numel - at : PIECE);
+    if (a->kind == ADAMW) j->kernels->adamw(&a->adamw, a->p + at, a->g + at, a->s0 + at, a->s1 + at, n);
+    else j->kernels->sgd(a->lr, a->momentum, a->weight_decay, a->scale, a->p + at, a->g + at, a->s0 != NULL ? a->s0 + at : NULL, n);
+}
+
+static fsdp_status k_update(const fsdp_kernel *k, const void *args)
+{
+    update_job j = { fsdpi_optim_kernels_get(k->isa), *(const update_args *)args };
+    j.a.p = fsdp_kernel_ptr(k, j.a.p);
+    j.a.g = fsdp_kernel_ptr(k, j.a.g);
+    j.a.s0 = fsdp_kernel_ptr(k, j.a.s0);
+    j.a.s1 = fsdp_kernel_ptr(k, j.a.s1);
+    fsdpi_kernel_parallel(k, (j.a.numel + PIECE - 1) / PIECE, update_piece, &j);
+    return FSDP_OK;
+}
+
+static fsdp_status update_part(fsdp_optim *o, part *p, float scale)
+{
+    const fsdp_slice *slice;
+    int n;
+    fsdp_unit_slices(p->unit, &slice, &n);
+    double bias1 = 1.0 - pow(o->beta1, (double)p->steps), bias2 = 1.0 - pow(o->beta2, (double)p->steps);
+    for (int i = 0; i < n; i++) {
+        const fsdp_slice *s = &slice[i];
+        float lr = o->lr * p->lr_scale[s->param], decay = p->decay[s->param];
+        update_args a = { .kind = o->kind,
+                          .lr = lr,
+                          .momentum = o->momentum,
+                          .weight_decay = decay,
+                          .scale = scale,
+                          .p = s->master,
+                          .g = s->grad,
+                          .s0 = p->state[0] != NULL ? p->state[0] + s->state_offset : NULL,
+                          .s1 = p->state[1] != NULL ? p->state[1] + s->state_offset : NULL,
+                          .numel = s->numel };
+        if (o->kind == ADAMW)
+            a.adamw = (fsdpi_adamw_scalars){ .scale = scale,
+                                             .decay = (float)(1.0 - (double)lr * (double)decay),
+                                             .beta1 = o->beta1,
+                                             .beta2 = o->beta2,
+                                             .step_size = (float)((double)lr / bias1),
+                                             .inv_sqrt_bias2 = (float)(1.0 / sqrt(bias2)),
+                                             .eps = o->eps };
+        FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(p->unit), k_update, &a, sizeof(a)));
+    }
+    return FSDP_OK;
+}
+
+/* The first unit whose gradients alone have no finite norm. Collective; only after a bad norm. */
+static const char *find_bad_unit(fsdp_optim *o, double *norm)
+{
+    for (int i = 0; i < o->count; i++) {
+        if (fsdp_step_grad_norm((fsdp_unit_list){ &o->units[i], 1 }, norm, NULL) != FSDP_OK) return NULL;
+        if (!isfinite(*norm)) return fsdp_unit_name(o->units[i]);
+    }
+    return "(together)";
+}
+
+static fsdp_status refuse_norm(fsdp_optim *o, double norm)
+{
+    double unit_norm = norm;
+    const char *name = find_bad_unit(o, &unit_norm);
+    FSDP_TRY(fsdp_step_cancel(fsdp_optim_units(o)));
+    FSDP_FAIL(FSDP_ERR_NONFINITE, "the gradient norm is %g: unit \"%s\" has it first; parameters were left as they are", norm,
+              name != NULL ? name : "?");
+}
+
+fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
+{
+    fsdp_step_opts s = opts != NULL ? *opts : (fsdp_step_opts){ 0 };
+    FSDP_FAIL_IF(!(s.clip >= 0) || !isfinite(s.grad_scale), FSDP_ERR_INVALID, "fsdp_optim_step: clip %g must be 0 or more, grad_scale %g finite",
+                 (double)s.clip, (double)s.grad_scale);
+    if (o->count == 0) return FSDP_OK;
+    double norm = 0, weight = 0;
+    FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
+    FSDP_TRY(fsdp_step_grad_norm(fsdp_optim_units(o), &norm, &weight));
+    double scale = s.grad_scale != 0 ? (double)s.grad_scale : weight > 0 ? 1.0 / weight : 1.0;
+    norm *= fabs(scale);
+    if (!isfinite(norm)) return refuse_norm(o, norm);
+    /* As torch.nn.utils.clip_grad_norm_: the factor is clip / (norm + 1e-6), at most 1. */
+    double clip = s.clip > 0 && (double)s.clip < norm + 1e-6 ? (double)s.clip / (norm + 1e-6) : 1.0;
+    for (int i = 0; i < o->count; i++) {
+        part *p = &o->part[i];
+        if (p->unit->step_grad == NULL) continue;
+        p->steps++;
+        FSDP_TRY(update_part(o, p, (float)(scale * clip)));
+    }
+    FSDP_TRY(fsdp_step_end(fsdp_optim_units(o)));
+    if (s.norm != NULL) *s.norm = norm;
+    return FSDP_OK;
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT */
+#include "shard/life.h"
+
+#include "base/error.h"
+#include "shard/pass.h"
+
+#include <stdio.h>
+
+static const struct {
+    const char *not_so, *way_out;
+} conditions[] = {
+#define ROW(c, not_so, way_out) [c] = { not_so, way_out },
+    FSDPI_CONDITION_MAP(ROW)
+#undef ROW
+};
+
+static const struct {
+    const char *call;
+    unsigned needs;
+} events[] = {
+#define ROW(e, call, needs, does) [e] = { call, needs },
+    FSDPI_EVENT_MAP(ROW)
+#undef ROW
+};
+
+static const char *const residencies[] = {
+#define ROW(e, name) [e] = name,
+    FSDPI_RESIDENCY_MAP(ROW)
+#undef ROW
+};
+static const char *const gradients[] = {
+#define ROW(e, name) [e] = name,
+    FSDPI_GRADIENT_MAP(ROW)
+#undef ROW
+};
+
+const char *fsdpi_event_call(fsdpi_event ev)
+{
+    return events[ev].call;
+}
+
+unsigned fsdpi_event_conditions(fsdpi_event ev)
+{
+    return events[ev].needs;
+}
+
+const char *fsdp_unit_state(const fsdp_unit *unit)
+{
+    fsdp_unit *u = (fsdp_unit *)(uintptr_t)unit; /* the text is the unit's, for the caller to read */
+    bool grads = false;
+    for (int k = 0; k < u->rounds; k++) grads |= u->acc[k].has;
+    snprintf(u->state_text, sizeof(u->state_text), "%s%s, %s%s%s", residencies[u->residency], u->summons > 0 ? " (summoned)" : "",
+             gradients[u->gradient], grads ? ", gradients accumulated" : "", u->in_step ? ", in a step" : "");
+    return u->state_text;
+}
+
+static bool pass_is_open(const fsdpi_runtime *rt, const fsdp_pass *pass)
+{
+    for (const fsdp_pass *p = rt->passes; p != NULL; p = p->older)
+        if (p == pass) return true;
+    return false;
+}
+
+static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const fsdp_pass *pass)
+{
+    const fsdpi_use *use = pass != NULL ? fsdpi_pass_find(pass, u) : NULL;
+    switch (c) {
+    case FSDPI_NO_PASS: return u->rt->passes == NULL;
+    case FSDPI_THIS_PASS: return pass_is_open(u->rt, pass);
+    case FSDPI_TRAIN: return pass->kind == FSDP_PASS_TRAIN;
+    case FSDPI_NOT_SUMMONED: return u->summons == 0;
+    case FSDPI_SUMMONED: return u->summons > 0;
+    case FSDPI_NOT_IN_STEP: return !u->in_step;
+    case FSDPI_IN_STEP: return u->in_step;
+    case FSDPI_FORWARD_OPEN: return use != NULL && use->forward_open > 0;
+    case FSDPI_FORWARD_TO_UNDO: return use != NULL && use->forwards > use->backwards;
+    case FSDPI_BACKWARD_OPEN:
+        /* fsdp_unit_grad() names no pass: the one that the gradient is of */
+        if (ev == FSDPI_EV_GRAD) use = u->pass != NULL ? fsdpi_pass_find(u->pass, u) : NULL;
+        return use != NULL && use->backward_open;
+    case FSDPI_NO_BACKWARD_OPEN: return use == NULL || !use->backward_open;
+    case FSDPI_NO_OTHER_PENDING: return u->pass == NULL || u->pass == pass;
+    case FSDPI_READABLE: return u->residency == FSDPI_WHOLE;
+    case FSDPI_WRITEBACK_OR_OUTER: return u->summons == 0 || u->writeback;
+    case FSDPI_CONDITION_COUNT: break;
+    }
+    return false;
+}
+
+fsdp_status fsdpi_life_allows(const fsdp_unit *u, fsdpi_event ev, const fsdp_pass *pass)
+{
+    for (int c = 0; c < FSDPI_CONDITION_COUNT; c++) {
+        if ((events[ev].needs & 1u << c) == 0 || holds((fsdpi_condition)c, u, ev, pass)) continue;
+        FSDP_FAIL(FSDP_ERR_STATE, "%s: unit \"%s\": %s: %s (it is %s)", events[ev].call, u->name, conditions[c].not_so,
+                  conditions[c].way_out, fsdp_unit_state(u));
+    }
+    return FSDP_OK;
+}
+
+void fsdpi_unit_check(const fsdp_unit *u)
+{
+#ifndef NDEBUG
+    bool passes = u->rt->passes != NULL;
+    FSDPI_ASSERT((u->whole == NULL) == (u->residency == FSDPI_SHARDED));                                  /* I1 */
+    FSDPI_ASSERT((u->holders > 0) == (u->residency == FSDPI_WHOLE));                                      /* I2 */
+    FSDPI_ASSERT((u->window != NULL) == (u->gradient == FSDPI_GRAD_OPEN));                                /* I3 */
+    FSDPI_ASSERT((u->pass != NULL) == (u->gradient != FSDPI_GRAD_NONE));                                  /* I4 */
+    FSDPI_ASSERT(u->pass == NULL || pass_is_open(u->rt, u->pass));                                        /* I4 */
+    FSDPI_ASSERT(!passes || (u->summons == 0 && !u->in_step));                                            /* I5 */
+    FSDPI_ASSERT(u->residency != FSDPI_WHOLE || u->whole_version == u->version || u->mode == FSDP_MODE_NONE); /* I6 */
+    FSDPI_ASSERT(!u->in_step || u->gradient == FSDPI_GRAD_NONE);                                          /* I7 */
+    FSDPI_ASSERT((u->summoned != NULL) == (u->summons > 0 && u->writeback));                              /* I8 */
+    FSDPI_ASSERT(passes || u->holders == u->summons);                                                     /* I9 */
+    FSDPI_ASSERT(passes || (u->gradient == FSDPI_GRAD_NONE && u->rt->owed == NULL));                      /* I10 */
+#else
+    (void)u;
+#endif
+}
+
+void fsdpi_unit_dump(const fsdp_unit *u)
+{
+    fprintf(stderr,
+            "unit \"%s\" of %d parameters, %lld elements, slice [%lld, %lld): %s\n"
+            "  version %u, whole %p at version %u, holders %d, summons %d, window %p, master %p%s\n",
+            u->name, u->layout.count, (long long)u->layout.total, (long long)u->lo, (long long)u->hi, fsdp_unit_state(u),
+            u->version, (void *)u->whole, u->whole_version, u->holders, u->summons, (void *)u->window, (void *)u->master,
+            u->master_is_published ? " (published)" : "");
+    for (int k = 0; k < u->rounds; k++)
+        fprintf(stderr, "  accumulator %d: now %p%s, next %p%s\n", k, (void *)u->acc[k].now, u->acc[k].has ? " (has)" : "",
+                (void *)u->acc[k].next, u->acc[k].pending ? " (pending)" : "");
+}

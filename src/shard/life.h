@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The life of a unit, as data: states, events, the conditions under which an event is allowed, and what it does. The
+ * code checks calls against these tables (life.c), docs/life.md is printed from them, and tests/shard/life_test.c
+ * walks them.
+ *
+ * A unit is in three states at once:
+ *
+ *   residency   SHARDED    only slices exist here
+ *               AHEAD      gathered before its turn; nobody uses it yet
+ *               WHOLE      in use: `holders` > 0 counts forwards, backwards and summons that are open
+ *               KEPT       whole, not in use: between forward and backward (grad-op, or the root of the pass), or
+ *                          until the parameters change (optimizer, none)
+ *   gradient    NONE       nothing in flight (committed gradients may exist: `accumulated`)
+ *               OPEN       a backward writes into a window
+ *               PENDING    posted; reduced or owed; counts when the pass ends
+ *   outside of passes: idle, summoned, or in a step
+ *
+ * Invariants, asserted by fsdpi_unit_check() in debug builds after every event:
+ *   I1  whole == NULL exactly in SHARDED
+ *   I2  holders > 0 exactly in WHOLE
+ *   I3  the gradient is OPEN exactly while a window is held
+ *   I4  in OPEN and PENDING a pass is open, and it is that pass's
+ *   I5  summoned or in a step: no pass is open on the communicator
+ *   I6  a unit that is whole is whole at the version that this rank last saw published
+ *   I7  in a step the gradient is NONE
+ *   I8  a private buffer exists only while summoned with writeback
+ *   I9  passes open on the communicator == 0 implies holders == summons
+ *   I10 no pass is open implies the gradient is NONE and nothing is owed */
+#ifndef FSDPI_SHARD_LIFE_H
+#define FSDPI_SHARD_LIFE_H
+
+#include <fsdp/unit.h>
+
+#define FSDPI_RESIDENCY_MAP(X)                                                                              \
+    X(FSDPI_SHARDED, "sharded")                                                                             \
+    X(FSDPI_AHEAD, "gathered ahead")                                                                        \
+    X(FSDPI_WHOLE, "whole")                                                                                 \
+    X(FSDPI_KEPT, "kept whole")
+
+#define FSDPI_GRADIENT_MAP(X)                                                                               \
+    X(FSDPI_GRAD_NONE, "no gradient in flight")                                                             \
+    X(FSDPI_GRAD_OPEN, "gradient being written")                                                            \
+    X(FSDPI_GRAD_PENDING, "gradient reduced, its pass not ended")
+
+/* What must hold for a call. X(condition, when it does not hold, the way out) */
+#define FSDPI_CONDITION_MAP(X)                                                                              \
+    X(FSDPI_NO_PASS, "a pass is open", "end the pass, or cancel it, first")                                 \
+    X(FSDPI_THIS_PASS, "the pass is not open on the unit's communicator", "begin a pass on it")             \
+    X(FSDPI_TRAIN, "it is an evaluation pass", "begin it as FSDP_PASS_TRAIN")                               \
+    X(FSDPI_NOT_SUMMONED, "it is summoned", "end the summon first")                                         \
+    X(FSDPI_SUMMONED, "it is not summoned", "summon it first")                                              \
+    X(FSDPI_NOT_IN_STEP, "it is in a step", "end the step first")                                           \
+    X(FSDPI_IN_STEP, "it is in no step", "fsdp_step_begin() first")                                         \
+    X(FSDPI_FORWARD_OPEN, "no forward of it is open in this pass", "begin its forward first")               \
+    X(FSDPI_FORWARD_TO_UNDO, "every forward of this pass has had its backward", "a backward needs a forward of its own") \
+    X(FSDPI_BACKWARD_OPEN, "no backward of it is open in this pass", "begin its backward first")            \
+    X(FSDPI_NO_BACKWARD_OPEN, "a backward of it is open", "end the backward first")                         \
+    X(FSDPI_NO_OTHER_PENDING, "another pass has gradients of it that do not count yet", "end that pass first") \
+    X(FSDPI_READABLE, "its parameters are not whole here", "use them between begin and end, or summon the unit") \
+    X(FSDPI_WRITEBACK_OR_OUTER, "it is already summoned read-only", "ask for writeback in the outermost summon")
+
+/* What may happen to a unit. X(event, call, conditions in the order in which they are looked at, what it does) */
+#define FSDPI_C(c) (1u << (c))
+#define FSDPI_EVENT_MAP(X)                                                                                  \
+    X(FSDPI_EV_BEGIN_FORWARD, "fsdp_unit_begin_forward",                                                    \
+      FSDPI_C(FSDPI_THIS_PASS),                                                                             \
+      "residency -> WHOLE, one more holder; from SHARDED it is gathered")                                   \
+    X(FSDPI_EV_END_FORWARD, "fsdp_unit_end_forward",                                                        \
+      FSDPI_C(FSDPI_THIS_PASS) | FSDPI_C(FSDPI_FORWARD_OPEN),                                               \
+      "one holder less; the last: KEPT (grad-op or root, in training; optimizer, none), else SHARDED")      \
+    X(FSDPI_EV_BEGIN_BACKWARD, "fsdp_unit_begin_backward",                                                  \
+      FSDPI_C(FSDPI_THIS_PASS) | FSDPI_C(FSDPI_TRAIN) | FSDPI_C(FSDPI_NO_BACKWARD_OPEN) |                   \
+          FSDPI_C(FSDPI_FORWARD_TO_UNDO) | FSDPI_C(FSDPI_NO_OTHER_PENDING),                                 \
+      "as begin_forward; gradient NONE -> OPEN (a window is acquired), or stays OPEN")                      \
+    X(FSDPI_EV_END_BACKWARD, "fsdp_unit_end_backward",                                                      \
+      FSDPI_C(FSDPI_THIS_PASS) | FSDPI_C(FSDPI_BACKWARD_OPEN),                                              \
+      "one holder less; the last: SHARDED, or KEPT (optimizer, none). No forward left to undo: OPEN -> PENDING (posted)") \
+    X(FSDPI_EV_SUMMON_BEGIN, "fsdp_unit_summon_begin",                                                      \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_WRITEBACK_OR_OUTER),              \
+      "residency -> WHOLE, one more holder; with writeback a private copy to write")                        \
+    X(FSDPI_EV_SUMMON_END, "fsdp_unit_summon_end",                                                          \
+      FSDPI_C(FSDPI_SUMMONED),                                                                              \
+      "one holder less; the last: with writeback the own slice is published; SHARDED, or KEPT")             \
+    X(FSDPI_EV_FILL, "fsdp_unit_init",                                                                      \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
+      "slices are written and published; residency -> SHARDED")                                             \
+    X(FSDPI_EV_STEP_BEGIN, "fsdp_step_begin",                                                               \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
+      "in a step; residency -> SHARDED; gradients are final")                                               \
+    X(FSDPI_EV_STEP_END, "fsdp_step_end", FSDPI_C(FSDPI_IN_STEP),                                           \
+      "masters are published, gradients dropped")                                                           \
+    X(FSDPI_EV_ZERO_GRAD, "fsdp_unit_zero_grad",                                                            \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
+      "accumulated gradients are dropped")                                                                  \
+    X(FSDPI_EV_PARAM, "fsdp_unit_param", FSDPI_C(FSDPI_READABLE), "nothing")                                \
+    X(FSDPI_EV_GRAD, "fsdp_unit_grad", FSDPI_C(FSDPI_BACKWARD_OPEN), "nothing")
+
+#define FSDPI_FIRST_COLUMN(e, ...) e,
+typedef enum fsdpi_residency { FSDPI_RESIDENCY_MAP(FSDPI_FIRST_COLUMN) } fsdpi_residency;
+typedef enum fsdpi_gradient { FSDPI_GRADIENT_MAP(FSDPI_FIRST_COLUMN) } fsdpi_gradient;
+typedef enum fsdpi_condition { FSDPI_CONDITION_MAP(FSDPI_FIRST_COLUMN) FSDPI_CONDITION_COUNT } fsdpi_condition;
+typedef enum fsdpi_event { FSDPI_EVENT_MAP(FSDPI_FIRST_COLUMN) FSDPI_EVENT_COUNT } fsdpi_event;
+
+/* FSDP_OK, or FSDP_ERR_STATE with the unit, its state and the way out. Changes nothing. pass: NULL where none. */
+fsdp_status fsdpi_life_allows(const fsdp_unit *u, fsdpi_event ev, const fsdp_pass *pass);
+
+const char *fsdpi_event_call(fsdpi_event ev);
+unsigned fsdpi_event_conditions(fsdpi_event ev);
+
+/* Asserts the invariants; does nothing in release builds. */
+void fsdpi_unit_check(const fsdp_unit *u);
+/* For debuggers: prints all of a unit's state to stderr. */
+void fsdpi_unit_dump(const fsdp_unit *u);
+
+#endif

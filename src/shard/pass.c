@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Passes, and what units do in them. */
+#include "shard/pass.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+fsdpi_use *fsdpi_pass_find(const fsdp_pass *pass, const fsdp_unit *u)
+{
+    for (int i = 0; i < pass->uses; i++)
+        if (pass->use[i].unit == u) return &pass->use[i];
+    return NULL;
+}
+
+static fsdp_status use_of(fsdp_pass *pass, fsdp_unit *u, fsdpi_use **out)
+{
+    *out = fsdpi_pass_find(pass, u);
+    if (*out != NULL) return FSDP_OK;
+    if (pass->uses == pass->room) {
+        int room = pass->room > 0 ? 2 * pass->room : 16;
+        void *p = fsdpi_realloc(pass->use, (size_t)room, sizeof(*pass->use));
+        FSDP_FAIL_IF(p == NULL, FSDP_ERR_NOMEM, "no memory for the units of a pass");
+        pass->use = p;
+        pass->room = room;
+    }
+    pass->use[pass->uses] = (fsdpi_use){ .unit = u };
+    *out = &pass->use[pass->uses++];
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_pass_begin(fsdp_pass **out, fsdp_comm *comm, fsdp_pass_kind kind)
+{
+    fsdpi_runtime *rt;
+    FSDP_FAIL_IF((unsigned)kind >= FSDPI_PASS_KINDS, FSDP_ERR_INVALID, "fsdp_pass_begin: kind %d", (int)kind);
+    FSDP_TRY(fsdpi_runtime_of(&rt, comm));
+    for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) {
+        FSDP_FAIL_IF(u->summons > 0, FSDP_ERR_STATE, "fsdp_pass_begin: unit \"%s\" is summoned: end the summon first", u->name);
+        FSDP_FAIL_IF(u->in_step, FSDP_ERR_STATE, "fsdp_pass_begin: unit \"%s\" is in a step: end the step first", u->name);
+    }
+    fsdp_pass *p;
+    FSDPI_NEW(p, 1);
+    fsdp_status st = fsdpi_comm_tag(comm, FSDPI_OP_PASS_BEGIN, NULL, (uint64_t)kind);
+    if (st != FSDP_OK) {
+        fsdpi_free(p);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    p->rt = rt;
+    p->kind = kind;
+    p->number = rt->pass_count++;
+    p->older = rt->passes;
+    rt->passes = p;
+    *out = p;
+    return FSDP_OK;
+}
+
+void fsdp_pass_add_weight(fsdp_pass *pass, double weight)
+{
+    pass->weight += weight;
+}
+
+/* ---- a unit in a pass ---- */
+
+static fsdp_status tag(fsdp_unit *u, fsdpi_op op)
+{
+    return fsdpi_comm_tag(u->rt->comm, op, u->name, (uint64_t)u->layout.total * sizeof(float));
+}
+
+fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
+{
+    fsdpi_use *use;
+    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_FORWARD, pass));
+    FSDP_TRY(use_of(pass, u, &use));
+    FSDP_TRY(tag(u, FSDPI_OP_FORWARD));
+    FSDP_TRY(fsdpi_unit_hold(u));
+    if (use->forward_open++ == 0) use->was_root = pass->active == 0;
+    pass->active++;
+    FSDP_TRY(fsdpi_prefetch(pass, u, false));
+    fsdpi_unit_check(u);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_end_forward(fsdp_unit *u, fsdp_pass *pass)
+{
+    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_END_FORWARD, pass));
+    fsdpi_use *use = fsdpi_pass_find(pass, u);
+    use->forward_open--;
+    use->forwards++;
+    pass->active--;
+    /* The root's backward comes right after its forward: resharding it would gather it twice. */
+    bool keep = pass->kind == FSDP_PASS_TRAIN && (u->mode == FSDP_MODE_GRAD_OP || use->was_root);
+    FSDP_TRY(fsdpi_unit_release(u, keep));
+    fsdpi_unit_check(u);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
+{
+    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_BACKWARD, pass));
+    fsdpi_use *use = fsdpi_pass_find(pass, u);
+    FSDP_TRY(tag(u, FSDPI_OP_BACKWARD));
+    FSDP_TRY(fsdpi_grad_open(u, pass));
+    FSDP_TRY(fsdpi_unit_hold(u));
+    use->backward_open = true;
+    pass->active++;
+    FSDP_TRY(fsdpi_prefetch(pass, u, true));
+    fsdpi_unit_check(u);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_end_backward(fsdp_unit *u, fsdp_pass *pass)
+{
+    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_END_BACKWARD, pass));
+    fsdpi_use *use = fsdpi_pass_find(pass, u);
+    use->backward_open = false;
+    use->backwards++;
+    pass->active--;
+    bool last = use->backwards == use->forwards && use->forward_open == 0;
+    FSDP_TRY(fsdpi_unit_release(u, !last && u->mode == FSDP_MODE_GRAD_OP));
+    if (last) FSDP_TRY(fsdpi_grad_post(u));
+    fsdpi_unit_check(u);
+    return FSDP_OK;
+}
+
+/* ---- its end ---- */
+
+static void unlink_pass(fsdp_pass *pass)
+{
+    fsdp_pass **p = &pass->rt->passes;
+    while (*p != pass) p = &(*p)->older;
+    *p = pass->older;
+}
+
+static void free_pass(fsdp_pass *pass)
+{
+    fsdpi_free(pass->use);
+    fsdpi_free(pass->order.turn);
+    fsdpi_free(pass);
+}
+
+/* Units that this pass left whole, and those gathered ahead for a turn that did not come. Another pass that is still
+ * open may want them: it gathers them again. */
+static fsdp_status reshard_idle(fsdpi_runtime *rt)
+{
+    for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
+        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && u->mode != FSDP_MODE_OPTIMIZER);
+        if (idle) FSDP_TRY(fsdpi_unit_reshard(u));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status add_weight(fsdp_unit *u, fsdpi_weight **shared, double weight)
+{
+    if (u->weights == u->weights_room) {
+        int room = u->weights_room > 0 ? 2 * u->weights_room : 8;
+        void *p = fsdpi_realloc(u->weight, (size_t)room, sizeof(*u->weight));
+        FSDP_FAIL_IF(p == NULL, FSDP_ERR_NOMEM, "no memory for the weight of a pass");
+        u->weight = p;
+        u->weights_room = room;
+    }
+    if (*shared == NULL) {
+        FSDPI_NEW(*shared, 1);
+        (*shared)->weight = weight;
+    }
+    (*shared)->refs++;
+    u->weight[u->weights++] = *shared;
+    return FSDP_OK;
+}
+
+static fsdp_status commit(fsdp_pass *pass)
+{
+    fsdpi_weight *shared = NULL;
+    for (int i = 0; i < pass->uses; i++) {
+        fsdp_unit *u = pass->use[i].unit;
+        if (u->pass != pass) continue;
+        FSDP_TRY(add_weight(u, &shared, pass->weight));
+        fsdpi_grad_commit(u);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_pass_end(fsdp_pass *pass)
+{
+    fsdpi_runtime *rt = pass->rt;
+    for (int i = 0; i < pass->uses; i++)
+        FSDP_FAIL_IF(pass->use[i].forward_open > 0 || pass->use[i].backward_open, FSDP_ERR_STATE,
+                     "fsdp_pass_end: unit \"%s\": its %s is open: end it first, or cancel the pass", pass->use[i].unit->name,
+                     pass->use[i].backward_open ? "backward" : "forward");
+    /* Units with more forwards than backwards: what their backwards wrote counts. */
+    for (int i = 0; i < pass->uses; i++)
+        if (pass->use[i].unit->pass == pass && pass->use[i].unit->gradient == FSDPI_GRAD_OPEN)
+            FSDP_TRY(fsdpi_grad_post(pass->use[i].unit));
+    FSDP_TRY(fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_END, NULL, (uint64_t)pass->kind));
+    FSDP_TRY(fsdpi_reduce_owed(rt, true));
+    FSDP_TRY(reshard_idle(rt));
+    FSDP_TRY(commit(pass));
+    FSDP_TRY(fsdpi_comm_compare(rt->comm));
+    unlink_pass(pass);
+    fsdpi_order last = rt->last[pass->kind];
+    rt->last[pass->kind] = pass->order;
+    pass->order = last;
+    for (int i = 0; i < pass->uses; i++) fsdpi_unit_check(pass->use[i].unit);
+    free_pass(pass);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
+{
+    if (pass == NULL) return FSDP_OK;
+    fsdpi_runtime *rt = pass->rt;
+    fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, NULL, (uint64_t)pass->kind);
+    for (int i = 0; i < pass->uses && st == FSDP_OK; i++) {
+        fsdp_unit *u = pass->use[i].unit;
+        if (u->pass == pass && u->gradient == FSDPI_GRAD_OPEN) st = fsdpi_grad_post(u);
+    }
+    /* Windows are passed round as ever, so that their counters agree; nothing is added. */
+    for (fsdpi_owed *o = rt->owed; o != NULL; o = o->next) o->discard |= o->unit->pass == pass;
+    if (st == FSDP_OK) st = fsdpi_reduce_owed(rt, true);
+    for (int i = 0; i < pass->uses; i++) {
+        fsdpi_use *use = &pass->use[i];
+        fsdp_unit *u = use->unit;
+        for (int open = use->forward_open + use->backward_open; open > 0; open--) {
+            fsdp_status released = fsdpi_unit_release(u, false);
+            if (st == FSDP_OK) st = released;
+        }
+        if (u->pass == pass) fsdpi_grad_discard(u);
+    }
+    unlink_pass(pass);
+    fsdp_status idle = reshard_idle(rt);
+    free_pass(pass);
+    return st != FSDP_OK ? st : idle;
+}

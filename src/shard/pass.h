@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A pass: one micro-batch, from its first forward to its end. */
+#ifndef FSDPI_SHARD_PASS_H
+#define FSDPI_SHARD_PASS_H
+
+#include "shard/unit.h"
+
+/* What a unit has done in a pass. */
+typedef struct fsdpi_use {
+    fsdp_unit *unit;
+    int forward_open, forwards, backwards; /* open now; ended so far */
+    bool backward_open;
+    bool was_root; /* it began while no other unit was active */
+    int rounds;    /* gradients that it has posted in this pass */
+} fsdpi_use;
+
+struct fsdp_pass {
+    fsdpi_runtime *rt;
+    fsdp_pass *older; /* in the runtime's list */
+    fsdp_pass_kind kind;
+    uint64_t number;
+    fsdpi_use *use;
+    int uses, room;
+    int active; /* forwards and backwards open: 0 makes the next unit the root */
+    double weight;
+    fsdpi_order order; /* being recorded */
+    bool off_course;   /* it has left the order of the last pass: nothing is gathered ahead */
+};
+
+/* The unit's entry, NULL where it has none; or a new one. */
+fsdpi_use *fsdpi_pass_find(const fsdp_pass *pass, const fsdp_unit *u);
+
+#endif

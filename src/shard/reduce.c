@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Gradients: from this rank's window to the owners' accumulators, in leaf order.
+ *
+ * With R ranks, pass j of rank r is leaf j R + r. An owner adds the windows of one pass in rank order, and passes
+ * follow each other: so leaves are added one after another in the order of their numbers, for every R. A unit that
+ * posts more than once in a pass (forward, backward, forward, backward) has an accumulator for each such round, and
+ * they are added up at the end: so this too is the same for every R.
+ *
+ * A rank posts its window and owes its reduction to the others. It does what it can whenever it comes by here, and
+ * before it waits for a window it does all that it owes: so no two ranks wait for each other (docs/protocol.pml). */
+#include "shard/unit.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "shard/kernels.h"
+#include "shard/pass.h"
+
+#include <string.h>
+
+typedef struct sum_args {
+    fsdp_comm *comm;
+    float *out;
+    const float *base;
+    const float *x[FSDPI_SUM_MOST];
+    int n;
+    int64_t numel;
+} sum_args;
+
+enum { SUM_PIECE = 1 << 16 };
+
+typedef struct sum_job {
+    const fsdpi_shard_kernels *kernels;
+    sum_args a; /* addresses usable here */
+} sum_job;
+
+static void sum_piece(void *arg, int64_t i, int worker)
+{
+    (void)worker;
+    const sum_job *j = arg;
+    int64_t at = i * SUM_PIECE, n = j->a.numel - at < SUM_PIECE ? j->a.numel - at : SUM_PIECE;
+    const float *x[FSDPI_SUM_MOST];
+    for (int k = 0; k < j->a.n; k++) x[k] = j->a.x[k] + at;
+    /* Sums are not read again before the step: large slices need not push out what is in the cache. */
+    j->kernels->sum(j->a.out + at, j->a.base != NULL ? j->a.base + at : NULL, x, j->a.n, (size_t)n, j->a.numel >= SUM_PIECE);
+}
+
+static fsdp_status k_sum(const fsdp_kernel *k, const void *args)
+{
+    sum_job j = { .kernels = fsdpi_shard_kernels_get(k->isa), .a = *(const sum_args *)args };
+    int64_t start = fsdpi_now_ns();
+    j.a.out = fsdp_kernel_ptr(k, j.a.out);
+    j.a.base = fsdp_kernel_ptr(k, j.a.base);
+    for (int i = 0; i < j.a.n; i++) j.a.x[i] = fsdp_kernel_ptr(k, j.a.x[i]);
+    fsdpi_kernel_parallel(k, (j.a.numel + SUM_PIECE - 1) / SUM_PIECE, sum_piece, &j);
+    if (j.a.comm != NULL)
+        __atomic_fetch_add(&j.a.comm->stats.reduce_ns, (uint64_t)(fsdpi_now_ns() - start), __ATOMIC_RELAXED);
+    return FSDP_OK;
+}
+
+/* ---- the window of this rank ---- */
+
+fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
+{
+    if (u->gradient == FSDPI_GRAD_OPEN) return FSDP_OK;
+    size_t bytes = (size_t)u->layout.total * sizeof(float);
+    FSDP_TRY(fsdpi_reduce_owed(u->rt, false));
+    FSDP_TRY(fsdpi_window_hold(&u->window, u->rt, u->ctx, bytes));
+    /* The window's last use may be among what this rank owes, and others may wait for that. */
+    fsdp_status st = fsdpi_reduce_until(u->rt, u->window);
+    if (st == FSDP_OK)
+        st = u->rt->comm->transport->window_acquire(u->window->window, u->window->uses, u->name, u->ctx->comm);
+    if (st == FSDP_OK) st = fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
+    if (st != FSDP_OK) {
+        u->window->held = false;
+        u->window = NULL;
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    memset(u->touched, 0, (size_t)u->layout.count * sizeof(*u->touched));
+    u->gradient = FSDPI_GRAD_OPEN;
+    u->pass = pass;
+    return FSDP_OK;
+}
+
+static float *window_of(const fsdp_unit *u)
+{
+    return u->rt->comm->transport->window_buffer(u->window->window);
+}
+
+float *fsdp_unit_grad(fsdp_unit *u, int i, float *beta)
+{
+    if (i < 0 || i >= u->layout.count || beta == NULL) {
+        (void)fsdp_error_raise(FSDP_ERR_INVALID, __func__, __FILE__, __LINE__,
+                               "fsdp_unit_grad: unit \"%s\" has %d parameters, not one with number %d", u->name, u->layout.count, i);
+        return NULL;
+    }
+    if (fsdpi_life_allows(u, FSDPI_EV_GRAD, NULL) != FSDP_OK) return NULL;
+    *beta = u->touched[i] ? 1.0f : 0.0f;
+    u->touched[i] = true;
+    return window_of(u) + u->layout.at[i];
+}
+
+fsdp_status fsdpi_grad_post(fsdp_unit *u)
+{
+    fsdpi_runtime *rt = u->rt;
+    size_t bytes = (size_t)u->layout.total * sizeof(float);
+    fsdpi_owed *o;
+    FSDPI_NEW(o, 1);
+    fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_REDUCE, u->name, bytes);
+    for (int i = 0; i < u->layout.count && st == FSDP_OK; i++)
+        if (!u->touched[i] && u->layout.numel[i] > 0)
+            st = fsdpi_stream_fill(u->ctx->compute, window_of(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float));
+    if (st == FSDP_OK) st = fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute);
+    if (st == FSDP_OK) st = rt->comm->transport->window_post(u->window->window, u->window->uses, bytes, u->ctx->comm);
+    if (st != FSDP_OK) {
+        fsdpi_free(o);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    if (rt->comm->size > 1) rt->comm->stats.reduces++;
+    *o = (fsdpi_owed){ .unit = u,
+                       .window = u->window,
+                       .use = u->window->uses,
+                       .round = fsdpi_pass_find(u->pass, u)->rounds++ };
+    *rt->owed_last = o;
+    rt->owed_last = &o->next;
+    u->window->held = false;
+    u->window->posted = ++rt->posts;
+    u->window = NULL;
+    u->gradient = FSDPI_GRAD_PENDING;
+    return fsdpi_reduce_owed(rt, u->ctx->dev->ops->async); /* on a queue, waiting costs the host nothing */
+}
+
+/* ---- the slice of this rank ---- */
+
+/* An accumulator for each round that a pass posts; nearly always one. */
+static fsdp_status accumulator(fsdp_unit *u, int round, fsdpi_accumulator **out)
+{
+    if (round >= u->rounds) {
+        fsdpi_accumulator *more = fsdpi_realloc(u->acc, (size_t)round + 1, sizeof(*more));
+        FSDP_FAIL_IF(more == NULL, FSDP_ERR_NOMEM, "unit \"%s\": no memory for its gradients", u->name);
+        memset(more + u->rounds, 0, (size_t)(round + 1 - u->rounds) * sizeof(*more));
+        u->acc = more;
+        u->rounds = round + 1;
+    }
+    fsdpi_accumulator *a = &u->acc[round];
+    if (!a->has && a->next == NULL) { /* nothing to keep: sum where the last step's gradients were */
+        a->next = a->now;
+        a->now = NULL;
+    }
+    if (a->next == NULL) {
+        void *p;
+        FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &p));
+        a->next = p;
+    }
+    *out = a;
+    return FSDP_OK;
+}
+
+static fsdp_status launch_sum(fsdp_unit *u, float *out, const float *base, const float *const *x, int n)
+{
+    sum_args a = { .comm = u->rt->comm, .out = out, .base = base, .n = n, .numel = fsdpi_unit_slice(u) };
+    memcpy(a.x, x, (size_t)n * sizeof(*x));
+    return fsdp_stream_launch(u->ctx->comm, k_sum, &a, sizeof(a));
+}
+
+/* acc (+)= slices of all ranks' windows, in rank order. Where all windows can be read at once, several in one go. */
+static fsdp_status add_windows(const fsdpi_owed *o)
+{
+    fsdp_unit *u = o->unit;
+    const fsdpi_transport_ops *t = u->rt->comm->transport;
+    fsdpi_accumulator *a;
+    FSDP_TRY(accumulator(u, o->round, &a));
+    const float *base = a->has ? a->now : NULL, *x[FSDPI_SUM_MOST];
+    size_t lo = (size_t)u->lo * sizeof(float), hi = (size_t)u->hi * sizeof(float);
+    int most = t->zero_copy ? FSDPI_SUM_MOST : 1;
+    for (int r = 0, n = 0; r < u->rt->comm->size; r++) {
+        const void *p;
+        FSDP_TRY(t->window_peer(o->window->window, o->use, r, lo, hi, u->name, u->ctx->comm, &p));
+        x[n++] = p;
+        if (n < most && r < u->rt->comm->size - 1) continue;
+        FSDP_TRY(launch_sum(u, a->next, base, x, n));
+        base = a->next;
+        n = 0;
+    }
+    if (t->zero_copy)
+        __atomic_fetch_add(&u->rt->comm->stats.reduce_bytes, (hi - lo) * (size_t)(u->rt->comm->size - 1), __ATOMIC_RELAXED);
+    a->pending = true;
+    return FSDP_OK;
+}
+
+static fsdp_status reduce_first(fsdpi_runtime *rt)
+{
+    fsdpi_owed *o = rt->owed;
+    if (!o->discard && fsdpi_unit_slice(o->unit) > 0) FSDP_TRY(add_windows(o));
+    else if (!o->discard) {
+        /* An empty slice: it has gradients all the same, of no elements. */
+        fsdpi_accumulator *a;
+        FSDP_TRY(accumulator(o->unit, o->round, &a));
+        a->pending = true;
+    }
+    FSDP_TRY(rt->comm->transport->window_take(o->window->window, o->use, o->unit->ctx->comm));
+    rt->owed = o->next;
+    if (rt->owed == NULL) rt->owed_last = &rt->owed;
+    fsdpi_free(o);
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_reduce_owed(fsdpi_runtime *rt, bool wait)
+{
+    while (rt->owed != NULL) {
+        if (!wait && !rt->comm->transport->window_ready(rt->owed->window->window, rt->owed->use)) return FSDP_OK;
+        FSDP_TRY(reduce_first(rt));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window)
+{
+    for (;;) {
+        const fsdpi_owed *o = rt->owed;
+        while (o != NULL && o->window != window) o = o->next;
+        if (o == NULL) return FSDP_OK;
+        FSDP_TRY(reduce_first(rt));
+    }
+}
+
+/* ---- what becomes of it ---- */
+
+void fsdpi_grad_commit(fsdp_unit *u)
+{
+    for (int k = 0; k < u->rounds; k++) {
+        fsdpi_accumulator *a = &u->acc[k];
+        if (!a->pending) continue;
+        float *old = a->now;
+        a->now = a->next;
+        a->next = old;
+        a->has = true;
+        a->pending = false;
+    }
+    u->gradient = FSDPI_GRAD_NONE;
+    u->pass = NULL;
+}
+
+void fsdpi_grad_discard(fsdp_unit *u)
+{
+    for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
+    u->gradient = FSDPI_GRAD_NONE;
+    u->pass = NULL;
+}
+
+fsdp_status fsdpi_grad_final(fsdp_unit *u)
+{
+    for (int k = 1; k < u->rounds; k++) {
+        fsdpi_accumulator *a = &u->acc[0], *b = &u->acc[k];
+        if (!b->has) continue;
+        if (a->has && fsdpi_unit_slice(u) > 0) {
+            const float *x = b->now;
+            FSDP_TRY(launch_sum(u, a->now, a->now, &x, 1));
+        } else if (!a->has) {
+            float *t = a->now;
+            a->now = b->now;
+            b->now = t;
+            a->has = true;
+        }
+        b->has = false;
+    }
+    return fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
+}

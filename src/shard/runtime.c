@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT */
+#include "shard/runtime.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "shard/pass.h"
+#include "shard/unit_drop.h"
+
+static void destroy_devctx(fsdpi_devctx *d)
+{
+    if (d->comm != d->compute) fsdpi_stream_destroy(d->comm);
+    fsdpi_stream_destroy(d->compute);
+    fsdpi_arena_destroy(d->gathered);
+    fsdpi_arena_destroy(d->arena);
+    fsdpi_device_release(d->dev);
+    fsdpi_free(d);
+}
+
+static void free_pass(fsdp_pass *p)
+{
+    fsdpi_free(p->use);
+    fsdpi_free(p->order.turn);
+    fsdpi_free(p);
+}
+
+static void drop_owed(fsdpi_runtime *rt)
+{
+    for (fsdpi_owed *o = rt->owed, *next; o != NULL; o = next) {
+        next = o->next;
+        fsdpi_free(o);
+    }
+    rt->owed = NULL;
+    rt->owed_last = &rt->owed;
+}
+
+static void drop_passes(fsdpi_runtime *rt)
+{
+    for (fsdp_pass *p = rt->passes, *next; p != NULL; p = next) {
+        next = p->older;
+        free_pass(p);
+    }
+    rt->passes = NULL;
+}
+
+fsdp_status fsdpi_runtime_sync(fsdpi_runtime *rt)
+{
+    fsdp_status first = FSDP_OK;
+    fsdpi_error e;
+    for (fsdpi_devctx *d = rt->devices; d != NULL; d = d->next) {
+        fsdp_stream *both[2] = { d->compute, d->comm };
+        for (int i = 0; i < (d->comm != d->compute ? 2 : 1); i++) {
+            fsdp_status st = fsdp_stream_sync(both[i]);
+            if (st == FSDP_OK || first != FSDP_OK) continue;
+            first = st;
+            fsdpi_error_save(&e);
+        }
+    }
+    if (first != FSDP_OK) {
+        fsdpi_error_restore(&e);
+        return fsdp_error_through(first, __func__, __FILE__, __LINE__);
+    }
+    return FSDP_OK;
+}
+
+/* With the communicator. What a program has not destroyed, after an error most often, goes too, without asking the
+ * other ranks: they may be gone. */
+static void destroy_runtime(void *attached)
+{
+    fsdpi_runtime *rt = attached;
+    fsdpi_error kept;
+    fsdpi_error_save(&kept);
+    (void)!fsdpi_runtime_sync(rt);
+    drop_owed(rt);
+    drop_passes(rt);
+    while (rt->units != NULL) fsdpi_unit_drop(rt->units, false);
+    for (fsdpi_pooled *w = rt->windows, *next; w != NULL; w = next) {
+        next = w->next;
+        rt->comm->transport->window_destroy(w->window);
+        fsdpi_free(w);
+    }
+    for (fsdpi_devctx *d = rt->devices, *next; d != NULL; d = next) {
+        next = d->next;
+        destroy_devctx(d);
+    }
+    for (int k = 0; k < FSDPI_PASS_KINDS; k++) fsdpi_free(rt->last[k].turn);
+    fsdpi_pool_destroy(rt->threads);
+    fsdpi_free(rt);
+    fsdpi_error_restore(&kept);
+}
+
+/* fsdp_comm_reset: all that was in flight is dropped, on every rank. */
+static void reset_runtime(void *attached)
+{
+    fsdpi_runtime *rt = attached;
+    (void)!fsdpi_runtime_sync(rt);
+    drop_owed(rt);
+    for (fsdp_unit *u = rt->units; u != NULL; u = u->following) fsdpi_unit_rest(u);
+    drop_passes(rt);
+    for (fsdpi_pooled *w = rt->windows; w != NULL; w = w->next) {
+        rt->comm->transport->window_reset(w->window);
+        w->uses = 0;
+        w->posted = 0;
+        w->held = false;
+    }
+    for (int k = 0; k < FSDPI_PASS_KINDS; k++) rt->last[k].count = 0;
+}
+
+fsdp_status fsdpi_runtime_of(fsdpi_runtime **out, fsdp_comm *comm)
+{
+    if (comm->attached == NULL) {
+        fsdpi_runtime *rt;
+        FSDPI_NEW(rt, 1);
+        rt->comm = comm;
+        rt->owed_last = &rt->owed;
+        fsdp_status st = fsdpi_pool_create(&rt->threads, fsdp_comm_threads(comm));
+        if (st != FSDP_OK) {
+            fsdpi_free(rt);
+            return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+        }
+        comm->attached = rt;
+        comm->attached_destroy = destroy_runtime;
+        comm->attached_reset = reset_runtime;
+    }
+    *out = comm->attached;
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_runtime_device(fsdpi_devctx **out, fsdpi_runtime *rt, fsdp_device *dev)
+{
+    fsdp_status st;
+    for (fsdpi_devctx *d = rt->devices; d != NULL; d = d->next) {
+        if (d->dev != dev) continue;
+        *out = d;
+        return FSDP_OK;
+    }
+    fsdpi_devctx *d;
+    FSDPI_NEW(d, 1);
+    d->dev = dev;
+    fsdpi_device_retain(dev);
+    FSDP_TRY_GOTO(fsdpi_arena_create(&d->arena, dev), fail);
+    FSDP_TRY_GOTO(fsdpi_arena_create(&d->gathered, dev), fail);
+    FSDP_TRY_GOTO(fsdpi_stream_create(&d->compute, dev, rt->threads), fail);
+    d->comm = d->compute;
+    /* The threads belong to compute: two streams must not use them at once. */
+    if (dev->ops->async) FSDP_TRY_GOTO(fsdpi_stream_create(&d->comm, dev, NULL), fail);
+    fsdpi_arena_rotate(d->gathered, rt->comm->transport->scribble);
+    d->next = rt->devices;
+    rt->devices = d;
+    *out = d;
+    return FSDP_OK;
+fail:
+    destroy_devctx(d);
+    return st;
+}
+
+/* ---- windows ---- */
+
+/* Sizes in steps of an eighth, so that blocks that differ by a few elements share windows. */
+static size_t window_bytes(size_t bytes)
+{
+    size_t step = fsdpi_page_size();
+    while (step * 16 < bytes) step *= 2;
+    return fsdpi_round_up(bytes, step);
+}
+
+/* How many windows a size gets: one for a lone unit; three for many, so that a rank need not wait for the others'
+ * reductions of the last two units. */
+static int windows_wanted(const fsdpi_runtime *rt, const fsdpi_devctx *ctx, size_t bytes)
+{
+    int n = 0;
+    for (const fsdp_unit *u = rt->units; u != NULL; u = u->following)
+        n += u->ctx == ctx && window_bytes((size_t)u->layout.total * sizeof(float)) == bytes;
+    return n < 3 ? n : 3;
+}
+
+/* Which window: decided by what was held and posted so far in program order, the same on every rank; never by what
+ * has been reduced, which is a matter of time. */
+fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes)
+{
+    bytes = window_bytes(bytes);
+    int have = 0;
+    fsdpi_pooled *oldest = NULL;
+    for (fsdpi_pooled *w = rt->windows; w != NULL; w = w->next) {
+        if (w->ctx != ctx || w->bytes != bytes) continue;
+        have++;
+        if (!w->held && (oldest == NULL || w->posted < oldest->posted)) oldest = w;
+    }
+    if (oldest == NULL || (oldest->posted > 0 && have < windows_wanted(rt, ctx, bytes))) {
+        fsdpi_pooled *w;
+        FSDPI_NEW(w, 1);
+        w->ctx = ctx;
+        w->bytes = bytes;
+        fsdp_status st = rt->comm->transport->window_create(&w->window, rt->comm, ctx->dev, bytes);
+        if (st != FSDP_OK) {
+            fsdpi_free(w);
+            return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+        }
+        w->next = rt->windows;
+        rt->windows = w;
+        oldest = w;
+    }
+    oldest->held = true;
+    oldest->uses++;
+    *out = oldest;
+    return FSDP_OK;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What the units of one communicator share: streams and memory of each device, gradient windows, the reductions that
+ * this rank owes, the order of the last passes. It hangs off the communicator, not off a root: there is none. */
+#ifndef FSDPI_SHARD_RUNTIME_H
+#define FSDPI_SHARD_RUNTIME_H
+
+#include "comm/transport.h"
+#include "device/arena.h"
+
+/* One device's part. The compute stream is the caller's; gathers and reductions go on a stream of their own where the
+ * device is asynchronous. */
+typedef struct fsdpi_devctx {
+    struct fsdpi_devctx *next;
+    fsdp_device *dev;
+    fsdp_stream *compute, *comm; /* the same one where the device is synchronous */
+    fsdpi_arena *arena;          /* whatever computes */
+    fsdpi_arena *gathered;       /* private buffers of whole parameters */
+} fsdpi_devctx;
+
+/* A gradient window with its history. Windows of a size are shared by the units of that size: they are dealt out in
+ * program order, which is the same on every rank. */
+typedef struct fsdpi_pooled {
+    struct fsdpi_pooled *next;
+    fsdpi_devctx *ctx;
+    fsdpi_window *window;
+    size_t bytes;
+    uint32_t uses;   /* acquisitions so far */
+    uint64_t posted; /* when it was last posted, in posts of this runtime; 0: never */
+    bool held;       /* acquired, not posted */
+} fsdpi_pooled;
+
+/* A reduction that this rank still has to do for its slice. */
+typedef struct fsdpi_owed {
+    struct fsdpi_owed *next;
+    struct fsdp_unit *unit;
+    fsdpi_pooled *window;
+    uint32_t use;
+    int round;
+    bool discard; /* its pass was cancelled: take it, add nothing */
+} fsdpi_owed;
+
+/* How much a pass weighs: shared by the units whose gradients it brought. */
+typedef struct fsdpi_weight {
+    double weight;
+    int refs;
+    uint64_t seen; /* a mark, to count it once */
+} fsdpi_weight;
+
+/* The order of units in the last pass of a kind. */
+typedef struct fsdpi_order {
+    struct fsdpi_turn {
+        struct fsdp_unit *unit;
+        bool backward;
+    } *turn;
+    int count, room;
+} fsdpi_order;
+
+enum { FSDPI_PASS_KINDS = 2 };
+
+typedef struct fsdpi_runtime {
+    fsdp_comm *comm;
+    fsdpi_pool *threads;
+    fsdpi_devctx *devices;
+    struct fsdp_unit *units;
+    fsdpi_pooled *windows;
+    fsdpi_owed *owed, **owed_last;
+    uint64_t posts;
+    struct fsdp_pass *passes; /* open ones, latest first */
+    uint64_t pass_count;
+    fsdpi_order last[FSDPI_PASS_KINDS];
+    uint64_t mark;
+} fsdpi_runtime;
+
+/* The runtime of a communicator, made when first asked for; it goes with the communicator. Not collective. */
+fsdp_status fsdpi_runtime_of(fsdpi_runtime **out, fsdp_comm *comm);
+fsdp_status fsdpi_runtime_device(fsdpi_devctx **out, fsdpi_runtime *rt, fsdp_device *dev);
+
+/* A window of at least `bytes`, held from now on. Collective where one has to be made. */
+fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes);
+
+/* Waits for all work of all devices. */
+fsdp_status fsdpi_runtime_sync(fsdpi_runtime *rt);
+
+#endif

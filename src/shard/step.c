@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Steps: the time in which masters may be written and gradients are final; and the norm of these gradients. */
+#include "shard/unit.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "shard/kernels.h"
+
+static void drop_gradients(fsdp_unit *u)
+{
+    for (int k = 0; k < u->rounds; k++) u->acc[k].has = false;
+    for (int i = 0; i < u->weights; i++)
+        if (--u->weight[i]->refs == 0) fsdpi_free(u->weight[i]);
+    u->weights = 0;
+    u->step_grad = NULL;
+    fsdpi_arena_free(u->ctx->arena, u->step_whole);
+    u->step_whole = NULL;
+}
+
+/* Mode none: the reduced slices of all ranks, whole, for every rank's optimizer. */
+static fsdp_status gather_gradients(fsdp_unit *u)
+{
+    const fsdpi_transport_ops *t = u->rt->comm->transport;
+    void *whole = NULL;
+    if (!t->zero_copy) FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, (size_t)u->layout.total * sizeof(float), &whole));
+    u->step_whole = whole;
+    FSDP_TRY(t->flat_publish(u->grad_flat, ++u->grad_version, u->acc[0].now, u->ctx->comm));
+    FSDP_TRY(t->flat_gather(u->grad_flat, u->grad_version, whole, u->ctx->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+    u->step_grad = t->zero_copy ? t->flat_whole(u->grad_flat) : whole;
+    return FSDP_OK;
+}
+
+static fsdp_status begin_unit(fsdp_unit *u)
+{
+    FSDP_TRY(fsdpi_unit_open(u));
+    if (!u->acc[0].has) return FSDP_OK;
+    if (u->mode == FSDP_MODE_NONE) return gather_gradients(u);
+    u->step_grad = u->acc[0].now;
+    return FSDP_OK;
+}
+
+static fsdp_status check_list(fsdp_unit_list units, fsdpi_event ev)
+{
+    FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "%s: no list of units",
+                 fsdpi_event_call(ev));
+    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_life_allows(units.units[i], ev, NULL));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_step_begin(fsdp_unit_list units)
+{
+    FSDP_TRY(check_list(units, FSDPI_EV_STEP_BEGIN));
+    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
+    /* First all are done, then the owners wait: so nobody waits for a rank that waits for another unit. */
+    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
+    for (int i = 0; i < units.count; i++) FSDP_TRY(begin_unit(units.units[i]));
+    for (int i = 0; i < units.count; i++) {
+        units.units[i]->in_step = true;
+        fsdpi_unit_check(units.units[i]);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_step_end(fsdp_unit_list units)
+{
+    FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
+    for (int i = 0; i < units.count; i++) {
+        fsdp_unit *u = units.units[i];
+        drop_gradients(u);
+        u->in_step = false;
+        /* Mode none: every rank has computed the same masters from the same gradients. */
+        if (u->mode != FSDP_MODE_NONE) FSDP_TRY(fsdpi_unit_publish(u));
+        fsdpi_unit_check(u);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_step_cancel(fsdp_unit_list units)
+{
+    FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
+    for (int i = 0; i < units.count; i++) {
+        drop_gradients(units.units[i]);
+        units.units[i]->in_step = false;
+        fsdpi_unit_check(units.units[i]);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit)
+{
+    FSDP_TRY(fsdpi_life_allows(unit, FSDPI_EV_ZERO_GRAD, NULL));
+    drop_gradients(unit);
+    return FSDP_OK;
+}
+
+/* ---- the norm ---- */
+
+typedef struct sumsq_args {
+    fsdpi_xsum *sum; /* host memory */
+    const float *x;
+    int64_t numel;
+} sumsq_args;
+
+enum { SUMSQ_PIECE = 1 << 18, MAX_WORKERS = 64 };
+
+typedef struct sumsq_job {
+    const fsdpi_shard_kernels *kernels;
+    const float *x;
+    int64_t numel;
+    fsdpi_xsum *part; /* one a worker: exact sums can be added in any order */
+} sumsq_job;
+
+static void sumsq_piece(void *arg, int64_t i, int worker)
+{
+    sumsq_job *j = arg;
+    int64_t at = i * SUMSQ_PIECE, n = j->numel - at < SUMSQ_PIECE ? j->numel - at : SUMSQ_PIECE;
+    j->kernels->sumsq(&j->part[worker % MAX_WORKERS], j->x + at, (size_t)n);
+}
+
+static fsdp_status k_sumsq(const fsdp_kernel *k, const void *args)
+{
+    const sumsq_args *a = args;
+    fsdpi_xsum part[MAX_WORKERS] = { 0 };
+    sumsq_job j = { fsdpi_shard_kernels_get(k->isa), fsdp_kernel_ptr(k, a->x), a->numel, part };
+    int workers = fsdpi_pool_threads(k->pool);
+    if (workers > MAX_WORKERS) { /* two workers would share a part: do it alone */
+        for (int64_t i = 0; i * SUMSQ_PIECE < a->numel; i++) sumsq_piece(&j, i, 0);
+        workers = 1;
+    } else {
+        fsdpi_kernel_parallel(k, (a->numel + SUMSQ_PIECE - 1) / SUMSQ_PIECE, sumsq_piece, &j);
+    }
+    for (int w = 0; w < workers; w++) fsdpi_xsum_merge(a->sum, &part[w]);
+    return FSDP_OK;
+}
+
+/* What ranks tell each other about a step's gradients. */
+typedef struct norm_part {
+    fsdpi_xsum squares, weight;
+} norm_part;
+
+static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
+{
+    if (u->step_grad == NULL) return FSDP_OK;
+    /* The own slice, in every mode: each element is counted by one rank. */
+    fsdpi_segment *cut;
+    FSDPI_NEW(cut, u->layout.count);
+    int n = fsdpi_layout_cut(&u->layout, u->lo, u->hi, cut);
+    int64_t from = u->mode == FSDP_MODE_NONE ? 0 : u->lo;
+    fsdp_status st = FSDP_OK;
+    for (int i = 0; i < n && st == FSDP_OK; i++)
+        st = fsdp_stream_launch(u->ctx->compute, k_sumsq,
+                                &(sumsq_args){ &part->squares, u->step_grad + (cut[i].at - from), cut[i].numel }, sizeof(sumsq_args));
+    fsdpi_free(cut);
+    return st;
+}
+
+static fsdp_status combine(fsdp_comm *comm, const norm_part *mine, double *squares, double *weight)
+{
+    norm_part *all, total = { 0 };
+    FSDPI_NEW(all, comm->size);
+    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine), all);
+    for (int r = 0; r < comm->size && st == FSDP_OK; r++) {
+        fsdpi_xsum_merge(&total.squares, &all[r].squares);
+        fsdpi_xsum_merge(&total.weight, &all[r].weight);
+    }
+    fsdpi_free(all);
+    FSDP_TRY(st);
+    *squares = fsdpi_xsum_round(&total.squares);
+    *weight = fsdpi_xsum_round(&total.weight);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_step_grad_norm(fsdp_unit_list units, double *norm, double *weight)
+{
+    FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
+    FSDP_FAIL_IF(units.count == 0, FSDP_ERR_INVALID, "fsdp_step_grad_norm: no units");
+    norm_part part = { 0 };
+    fsdpi_runtime *rt = units.units[0]->rt;
+    uint64_t mark = ++rt->mark;
+    fsdp_status st = FSDP_OK;
+    for (int i = 0; i < units.count && st == FSDP_OK; i++) {
+        fsdp_unit *u = units.units[i];
+        if (u->rt != rt)
+            st = fsdp_error_raise(FSDP_ERR_UNSUPPORTED, __func__, __FILE__, __LINE__,
+                                  "units \"%s\" and \"%s\" are of different communicators: take their norms apart", units.units[0]->name,
+                                  u->name);
+        if (st == FSDP_OK) st = add_unit(u, &part);
+        /* A pass that brought gradients to several units weighs once. */
+        for (int w = 0; w < u->weights; w++) {
+            if (u->weight[w]->seen == mark) continue;
+            u->weight[w]->seen = mark;
+            fsdpi_xsum_add(&part.weight, u->weight[w]->weight);
+        }
+    }
+    fsdp_status sync = fsdpi_runtime_sync(rt); /* kernels write to this frame */
+    FSDP_TRY(st);
+    FSDP_TRY(sync);
+    double squares = 0, sum = 0;
+    FSDP_TRY(combine(rt->comm, &part, &squares, &sum));
+    if (norm != NULL) *norm = __builtin_sqrt(squares);
+    if (weight != NULL) *weight = sum;
+    return FSDP_OK;
+}

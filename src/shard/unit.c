@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Units: making them, setting their values, taking them apart. */
+#include "shard/unit.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "shard/pass.h"
+#include "shard/unit_drop.h"
+
+#include <string.h>
+
+const char *fsdp_mode_name(fsdp_mode mode)
+{
+    static const char *const names[] = { "full", "grad-op", "optimizer", "none" };
+    return (unsigned)mode < sizeof(names) / sizeof(names[0]) ? names[mode] : "?";
+}
+
+/* ---- create, destroy ---- */
+
+static fsdp_status check_opts(const fsdp_unit_opts *o)
+{
+    FSDP_FAIL_IF((unsigned)o->mode > FSDP_MODE_NONE, FSDP_ERR_INVALID, "fsdp_unit_opts.mode is %d: no such mode", (int)o->mode);
+    FSDP_FAIL_IF(o->prefetch > 64, FSDP_ERR_INVALID, "fsdp_unit_opts.prefetch is %d: at most 64", o->prefetch);
+    FSDP_FAIL_IF(o->storage_device != NULL && o->storage_device != o->compute_device, FSDP_ERR_UNSUPPORTED,
+                 "unit \"%s\": storage device %s and compute device %s differ: this version keeps slices where they are used",
+                 o->name, fsdp_device_name(o->storage_device), fsdp_device_name(o->compute_device));
+    return FSDP_OK;
+}
+
+size_t *fsdpi_unit_edges(const fsdp_unit *u, size_t bytes_each)
+{
+    size_t *e = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*e));
+    for (int r = 0; e != NULL && r <= u->layout.size; r++) e[r] = (size_t)u->layout.edge[r] * bytes_each;
+    return e;
+}
+
+/* In mode none a rank keeps all, else its slice. */
+static int64_t kept_from(const fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_NONE ? 0 : u->lo;
+}
+
+static int64_t kept_to(const fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_NONE ? u->layout.total : u->hi;
+}
+
+/* The shared parts: every rank makes the same calls, whatever fails here. */
+static fsdp_status create_shared(fsdp_unit *u)
+{
+    size_t *edges = fsdpi_unit_edges(u, sizeof(float));
+    FSDP_FAIL_IF(edges == NULL, FSDP_ERR_NOMEM, "unit \"%s\": no memory", u->name);
+    fsdpi_flat **f = u->mode == FSDP_MODE_NONE ? &u->grad_flat : &u->flat;
+    fsdp_status st = u->rt->comm->transport->flat_create(f, u->rt->comm, u->ctx->dev, edges, u->name);
+    fsdpi_free(edges);
+    return st;
+}
+
+static fsdp_status create_master(fsdp_unit *u)
+{
+    int64_t n = kept_to(u) - kept_from(u);
+    void *p = NULL;
+    if (u->flat != NULL && u->rt->comm->transport->zero_copy) {
+        u->master = u->rt->comm->transport->flat_slice(u->flat);
+        u->master_is_published = true;
+        return FSDP_OK;
+    }
+    u->owns_master = true;
+    FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, (size_t)n * sizeof(float), &p));
+    u->master = p;
+    FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, p, 0, (size_t)n * sizeof(float)));
+    if (u->mode != FSDP_MODE_NONE) return FSDP_OK;
+    u->whole = u->master;
+    u->residency = FSDPI_KEPT;
+    return FSDP_OK;
+}
+
+static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int count, const fsdp_unit_opts *o)
+{
+    u->mode = o->mode;
+    u->prefetch = o->prefetch == 0 ? 1 : o->prefetch < 0 ? 0 : o->prefetch;
+    u->name = fsdpi_strdup(o->name);
+    FSDP_FAIL_IF(u->name == NULL, FSDP_ERR_NOMEM, "no memory for unit \"%s\"", o->name);
+    FSDP_TRY(fsdpi_layout_init(&u->layout, params, count, u->rt->comm->size, u->name));
+    u->lo = u->layout.edge[u->rt->comm->rank];
+    u->hi = u->layout.edge[u->rt->comm->rank + 1];
+    u->touched = fsdpi_calloc((size_t)count, sizeof(*u->touched));
+    u->acc = fsdpi_calloc(1, sizeof(*u->acc));
+    u->slices = fsdpi_calloc((size_t)count, sizeof(*u->slices));
+    u->segments = fsdpi_calloc((size_t)count, sizeof(*u->segments));
+    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL, FSDP_ERR_NOMEM,
+                 "no memory for unit \"%s\"", u->name);
+    u->rounds = 1;
+    u->slice_count = fsdpi_layout_cut(&u->layout, kept_from(u), kept_to(u), u->segments);
+    return FSDP_OK;
+}
+
+static fsdp_status create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *params, int count, const fsdp_unit_opts *o)
+{
+    fsdpi_runtime *rt;
+    fsdp_unit *u;
+    FSDP_TRY(check_opts(o));
+    FSDP_TRY(fsdpi_runtime_of(&rt, comm));
+    FSDP_FAIL_IF(rt->passes != NULL, FSDP_ERR_STATE, "fsdp_unit_create: unit \"%s\": a pass is open: end it first", o->name);
+    FSDPI_NEW(u, 1);
+    u->rt = rt;
+    /* First in the list, so that from here on dropping it undoes everything. */
+    u->following = rt->units;
+    if (rt->units != NULL) rt->units->prev = u;
+    rt->units = u;
+    *out = u;
+    FSDP_TRY(fsdpi_runtime_device(&u->ctx, rt, o->compute_device));
+    return create_local(u, params, count, o);
+}
+
+fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *params, int count, const fsdp_unit_opts *opts)
+{
+    fsdp_unit_opts o = opts != NULL ? *opts : (fsdp_unit_opts){ 0 };
+    if (o.name == NULL) o.name = "unit";
+    if (o.compute_device == NULL) o.compute_device = fsdp_device_cpu();
+    FSDP_FAIL_IF(comm == NULL || out == NULL, FSDP_ERR_INVALID, "fsdp_unit_create: unit \"%s\": no communicator, or nowhere to put it",
+                 o.name);
+    fsdp_unit *u = NULL;
+    fsdp_status st = create(&u, comm, params, count, &o);
+    /* A wrong call is wrong on every rank and ends here. What can fail on one rank alone is agreed on. */
+    if (st == FSDP_OK || st == FSDP_ERR_NOMEM) st = fsdp_comm_agree(comm, st);
+    if (st == FSDP_OK) st = fsdpi_comm_tag(comm, FSDPI_OP_UNIT_CREATE, o.name, (uint64_t)u->layout.total * sizeof(float));
+    if (st == FSDP_OK) {
+        st = create_shared(u);
+        if (st == FSDP_OK) st = create_master(u);
+        st = fsdp_comm_agree(comm, st);
+    }
+    if (st != FSDP_OK) {
+        fsdpi_unit_drop(u, false);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    fsdpi_unit_check(u);
+    *out = u;
+    return FSDP_OK;
+}
+
+static void purge_orders(fsdpi_runtime *rt)
+{
+    for (int k = 0; k < FSDPI_PASS_KINDS; k++) rt->last[k].count = 0;
+}
+
+static void drop_weights(fsdp_unit *u)
+{
+    for (int i = 0; i < u->weights; i++)
+        if (--u->weight[i]->refs == 0) fsdpi_free(u->weight[i]);
+    u->weights = 0;
+}
+
+void fsdpi_unit_rest(fsdp_unit *u)
+{
+    u->summons = 0;
+    u->holders = 0;
+    u->in_step = false;
+    u->step_grad = NULL;
+    u->window = NULL;
+    u->pass = NULL;
+    u->gradient = FSDPI_GRAD_NONE;
+    for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
+    fsdpi_arena_free(u->ctx->arena, u->summoned);
+    u->summoned = NULL;
+    fsdpi_arena_free(u->ctx->arena, u->step_whole);
+    u->step_whole = NULL;
+    if (u->mode == FSDP_MODE_NONE) u->residency = FSDPI_KEPT;
+    else (void)!fsdpi_unit_reshard(u);
+}
+
+void fsdpi_unit_drop(fsdp_unit *u, bool together)
+{
+    if (u == NULL) return;
+    fsdpi_error kept;
+    fsdpi_error_save(&kept);
+    const fsdpi_transport_ops *t = u->rt->comm->transport;
+    if (u->ctx != NULL) {
+        (void)!fsdp_stream_sync(u->ctx->compute);
+        (void)!fsdp_stream_sync(u->ctx->comm);
+        fsdpi_unit_rest(u);
+        if (u->owns_master) fsdpi_arena_free(u->ctx->arena, u->master);
+        for (int k = 0; k < u->rounds; k++) {
+            fsdpi_arena_free(u->ctx->arena, u->acc[k].now);
+            fsdpi_arena_free(u->ctx->arena, u->acc[k].next);
+        }
+    }
+    /* Not together: the mappings stay until the process ends, and the heap with the job. */
+    if (together) {
+        t->flat_destroy(u->flat);
+        t->flat_destroy(u->grad_flat);
+    } else {
+        t->flat_abandon(u->flat);
+        t->flat_abandon(u->grad_flat);
+    }
+    purge_orders(u->rt);
+    drop_weights(u);
+    if (u->prev != NULL) u->prev->following = u->following;
+    else u->rt->units = u->following;
+    if (u->following != NULL) u->following->prev = u->prev;
+    fsdpi_layout_fini(&u->layout);
+    fsdpi_free(u->weight);
+    fsdpi_free(u->touched);
+    fsdpi_free(u->acc);
+    fsdpi_free(u->slices);
+    fsdpi_free(u->segments);
+    fsdpi_free(u->name);
+    fsdpi_free(u);
+    fsdpi_error_restore(&kept);
+}
+
+void fsdp_unit_destroy(fsdp_unit *unit)
+{
+    if (unit == NULL) return;
+    if (unit->rt->passes != NULL) {
+        fsdpi_log(FSDP_LOG_WARN, "fsdp_unit_destroy: unit \"%s\" was not destroyed: a pass is open", unit->name);
+        return;
+    }
+    bool together = fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_UNIT_DESTROY, unit->name, 0) == FSDP_OK;
+    fsdpi_unit_drop(unit, together);
+}
+
+/* ---- what it is ---- */
+
+const char *fsdp_unit_name(const fsdp_unit *unit)
+{
+    return unit->name;
+}
+
+fsdp_comm *fsdp_unit_comm(const fsdp_unit *unit)
+{
+    return unit->rt->comm;
+}
+
+fsdp_mode fsdp_unit_mode(const fsdp_unit *unit)
+{
+    return unit->mode;
+}
+
+int fsdp_unit_param_count(const fsdp_unit *unit)
+{
+    return unit->layout.count;
+}
+
+const fsdp_param *fsdp_unit_param_info(const fsdp_unit *unit, int i)
+{
+    return i >= 0 && i < unit->layout.count ? &unit->layout.param[i] : NULL;
+}
+
+int64_t fsdp_unit_param_numel(const fsdp_unit *unit, int i)
+{
+    return i >= 0 && i < unit->layout.count ? unit->layout.numel[i] : 0;
+}
+
+fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit)
+{
+    return unit->ctx->compute;
+}
+
+static fsdp_status check_index(const fsdp_unit *u, int i, const char *call)
+{
+    FSDP_FAIL_IF(i < 0 || i >= u->layout.count, FSDP_ERR_INVALID, "%s: unit \"%s\" has %d parameters, not one with number %d",
+                 call, u->name, u->layout.count, i);
+    return FSDP_OK;
+}
+
+const float *fsdp_unit_param(fsdp_unit *unit, int i)
+{
+    if (check_index(unit, i, "fsdp_unit_param") != FSDP_OK) return NULL;
+    if (fsdpi_life_allows(unit, FSDPI_EV_PARAM, NULL) != FSDP_OK) return NULL;
+    return unit->whole + unit->layout.at[i];
+}
+
+float *fsdp_unit_summoned(fsdp_unit *unit, int i)
+{
+    if (check_index(unit, i, "fsdp_unit_summoned") != FSDP_OK) return NULL;
+    if (unit->summoned == NULL) {
+        (void)fsdp_error_raise(FSDP_ERR_STATE, __func__, __FILE__, __LINE__,
+                               "fsdp_unit_summoned: unit \"%s\" is not summoned with writeback (it is %s)", unit->name,
+                               fsdp_unit_state(unit));
+        return NULL;
+    }
+    return unit->summoned + unit->layout.at[i];
+}
+
+/* ---- slices ---- */
+
+int64_t fsdp_unit_slice_numel(const fsdp_unit *unit)
+{
+    return kept_to(unit) - kept_from(unit);
+}
+
+void fsdp_unit_slices(fsdp_unit *u, const fsdp_slice **out, int *count)
+{
+    for (int i = 0; i < u->slice_count; i++) {
+        const fsdpi_segment *g = &u->segments[i];
+        int64_t at = g->at - kept_from(u);
+        u->slices[i] = (fsdp_slice){ .name = u->layout.param[g->param].name,
+                                     .param = g->param,
+                                     .offset = g->offset,
+                                     .numel = g->numel,
+                                     .master = u->master + at,
+                                     .grad = u->step_grad != NULL ? u->step_grad + at : NULL,
+                                     .state_offset = at };
+    }
+    *out = u->slices;
+    *count = u->slice_count;
+}
+
+/* ---- values ---- */
+
+typedef struct element_fill {
+    fsdp_init_fn init;
+    void *arg;
+} element_fill;
+
+static fsdp_status fill_elements(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
+{
+    (void)param;
+    element_fill *e = arg;
+    for (int64_t i = 0; i < numel; i++) e->init(name, first + i, &out[i], e->arg);
+    return FSDP_OK;
+}
+
+/* In pieces through host memory where the host may not write to the device. */
+static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, fsdp_fill_fn fill, void *arg)
+{
+    const char *name = u->layout.param[g->param].name;
+    float *to = u->master + (g->at - kept_from(u));
+    if (fsdp_device_host_accessible(u->ctx->dev)) return fill(name, g->param, g->offset, g->numel, to, arg);
+    enum { PIECE = 1 << 16 };
+    int64_t piece = g->numel < PIECE ? g->numel : PIECE;
+    float *host;
+    FSDPI_NEW(host, piece);
+    fsdp_status st = FSDP_OK;
+    for (int64_t at = 0; at < g->numel && st == FSDP_OK; at += piece) {
+        int64_t n = g->numel - at < piece ? g->numel - at : piece;
+        st = fill(name, g->param, g->offset + at, n, host, arg);
+        if (st == FSDP_OK) st = fsdp_stream_copy(u->ctx->compute, to + at, host, (size_t)n * sizeof(float));
+        if (st == FSDP_OK) st = fsdp_stream_sync(u->ctx->compute);
+    }
+    fsdpi_free(host);
+    return st;
+}
+
+fsdp_status fsdp_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg)
+{
+    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_FILL, NULL));
+    FSDP_TRY(fsdpi_unit_done(u));
+    FSDP_TRY(fsdpi_unit_open(u));
+    fsdp_status st = FSDP_OK;
+    for (int i = 0; i < u->slice_count && st == FSDP_OK; i++) st = fill_segment(u, &u->segments[i], fill, arg);
+    FSDP_TRY(fsdp_comm_agree(u->rt->comm, st));
+    FSDP_TRY(fsdpi_unit_publish(u));
+    fsdpi_unit_check(u);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_init(fsdp_unit *unit, fsdp_init_fn init, void *arg)
+{
+    FSDP_FAIL_IF(init == NULL, FSDP_ERR_INVALID, "fsdp_unit_init: unit \"%s\": no function", unit->name);
+    return fsdp_unit_fill(unit, fill_elements, &(element_fill){ init, arg });
+}

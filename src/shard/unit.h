@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A unit, from the inside. Its states and invariants: life.h. Its geometry: layout.h.
+ *
+ *   master      fp32 slice, on the storage device: what optimizers write
+ *   published   slice in compute's type where others read it; where type and device agree it is the master itself
+ *               (transport shm: in the memory that all ranks share)
+ *   whole       the flat parameter as compute reads it: a view of shared memory, or a private buffer
+ *   window      where this rank's backward writes, whole; owners add their slices of all ranks' windows into
+ *   acc         the accumulator of committed gradients, a slice (accumulate.h)
+ *
+ * version counts publications: every rank counts them in its own program order, so a rank knows which version it
+ * needs without asking. */
+#ifndef FSDPI_SHARD_UNIT_H
+#define FSDPI_SHARD_UNIT_H
+
+#include <fsdp/unit.h>
+
+#include "comm/transport.h"
+#include "shard/layout.h"
+#include "shard/life.h"
+#include "shard/runtime.h"
+
+/* Sums of leaves, with a way back: a pass adds into `next` and only its end makes that `now`. */
+typedef struct fsdpi_accumulator {
+    float *now, *next;  /* arena blocks of a slice's size; NULL until needed */
+    bool has;           /* `now` holds committed gradients */
+    bool pending;       /* `next` holds them plus those of the open pass */
+} fsdpi_accumulator;
+
+struct fsdp_unit {
+    fsdpi_runtime *rt;
+    fsdpi_devctx *ctx;   /* of the compute device */
+    fsdp_unit *prev, *following; /* in the runtime's list */
+    char *name;
+    fsdp_mode mode;
+    int prefetch;
+    fsdpi_layout layout;
+    int64_t lo, hi;      /* this rank's slice, flat elements */
+
+    fsdpi_flat *flat;    /* published parameters; NULL in mode none */
+    float *master;
+    bool master_is_published, owns_master;
+    uint32_t version;
+
+    fsdpi_residency residency;
+    int holders;
+    float *whole;        /* device address of flat element 0 */
+    bool whole_private;  /* an arena block */
+    uint32_t whole_version;
+
+    int summons;
+    bool writeback;
+    float *summoned;     /* arena block, the whole, writable */
+
+    fsdpi_gradient gradient;
+    fsdp_pass *pass;     /* whose gradient is in flight */
+    fsdpi_pooled *window;
+    bool *touched;       /* per parameter: has its gradient been asked for in this window */
+    fsdpi_accumulator *acc; /* one a round (reduce.c); the first is always there */
+    int rounds;
+    fsdpi_flat *grad_flat; /* mode none: reduced slices, gathered in a step */
+    uint32_t grad_version;
+
+    bool in_step;
+    const float *step_grad; /* of the first element that this rank keeps; NULL: no gradients */
+    float *step_whole;      /* mode none, transports that copy: arena block */
+    fsdpi_weight **weight;  /* of the passes whose gradients are accumulated */
+    int weights, weights_room;
+
+    fsdp_slice *slices;  /* for fsdp_unit_slices */
+    fsdpi_segment *segments;
+    int slice_count;
+    char state_text[160];
+};
+
+/* ---- gather.c ---- */
+/* Makes the unit whole (issues what is needed; the compute stream waits for it) and adds a holder. */
+fsdp_status fsdpi_unit_hold(fsdp_unit *u);
+/* Takes a holder away; the last one reshards unless `keep`. */
+fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep);
+fsdp_status fsdpi_unit_reshard(fsdp_unit *u);
+/* Notes that unit u was used, and gathers those that came next in the pass before. */
+fsdp_status fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
+
+/* ---- publish.c ---- */
+/* The order in which parameters change: done on all units, then open, write, publish a unit. */
+fsdp_status fsdpi_unit_done(fsdp_unit *u);
+fsdp_status fsdpi_unit_open(fsdp_unit *u);
+fsdp_status fsdpi_unit_publish(fsdp_unit *u);
+
+/* ---- reduce.c ---- */
+fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass);
+fsdp_status fsdpi_grad_post(fsdp_unit *u);
+/* Reduces what is owed: all of it, waiting; or what can be done without waiting. */
+fsdp_status fsdpi_reduce_owed(fsdpi_runtime *rt, bool wait);
+/* ... up to the last one that is owed on this window. */
+fsdp_status fsdpi_reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window);
+void fsdpi_grad_commit(fsdp_unit *u);
+void fsdpi_grad_discard(fsdp_unit *u);
+/* Adds the rounds up: leaves the sum, if any, in acc[0].now. */
+fsdp_status fsdpi_grad_final(fsdp_unit *u);
+
+/* Edges of slices in bytes of `bytes_each` an element; freed by the caller. */
+size_t *fsdpi_unit_edges(const fsdp_unit *u, size_t bytes_each);
+
+static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)
+{
+    return u->hi - u->lo;
+}
+
+#endif
