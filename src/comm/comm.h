@@ -6,7 +6,7 @@
  * Tags. Every operation, whether it waits for others or not, appends one to this rank's ring, with a hash of all
  * before it. Where ranks meet (an exchange, the end of a pass), and in every wait that takes long, hashes at the same
  * position are compared; the first position that differs is what the message names. A rank may be at most
- * FSDPI_TAGS / 2 operations ahead of the slowest: so a position is still there when the others reach it. */
+ * 3/8 of FSDPI_TAGS operations ahead of the slowest: so a position is still there when the others reach it. */
 #ifndef FSDPI_COMM_H
 #define FSDPI_COMM_H
 

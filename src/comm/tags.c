@@ -102,10 +102,13 @@ fsdp_status fsdpi_comm_compare(fsdp_comm *comm)
     return fsdpi_comm_check(comm);
 }
 
-/* Nobody may be more than half a ring ahead of the slowest. The minimum is looked up once a quarter ring. */
+/* Nobody may be more than 3/8 of a ring ahead of the slowest. The others are looked at every eighth of a ring. So what
+ * a rank reads in another's ring, at most 3/8 behind its own position, is written over only when it has gone on: with
+ * n = FSDPI_TAGS / 8, position x < n (k + 1) of rank b is read by a rank that is at n (k + 4) at most, and b writes
+ * x + 8 n only after it has seen that rank at n (k + 6). */
 static fsdp_status keep_pace(fsdp_comm *comm, uint64_t position)
 {
-    if (position % (FSDPI_TAGS / 4) != 0 || position < FSDPI_TAGS / 2) return FSDP_OK;
+    if (position % (FSDPI_TAGS / 8) != 0 || position < FSDPI_TAGS / 4) return FSDP_OK;
     uint64_t least = position - FSDPI_TAGS / 4;
     for (int r = 0; r < comm->size; r++) {
         if (r == comm->rank || tags_of(comm, r) >= least) continue;

@@ -63,7 +63,7 @@ static void test_against_integers_in_any_split(void **state)
             int64_t m = (int64_t)(fsdp_rng_u32(&rng)) - 0x80000000ll;
             int e = (int)(fsdp_rng_u32(&rng) % 80);
             x[i] = ldexp((double)m, e - 60);
-            exact += (int128)m << e;
+            exact += (int128)m * ((int128)1 << e);
         }
         fsdpi_xsum part[3] = { 0 };
         for (int i = N - 1; i >= 0; i--) fsdpi_xsum_add(&part[(i * 7 + round) % 3], x[i]);
