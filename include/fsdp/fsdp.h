@@ -13,5 +13,9 @@
 #include <fsdp/comm.h>
 #include <fsdp/unit.h>
 #include <fsdp/optim.h>
+#include <fsdp/tensor.h>
+#include <fsdp/autograd.h>
+#include <fsdp/ops.h>
+#include <fsdp/nn.h>
 
 #endif

@@ -21,6 +21,8 @@ typedef struct fsdpi_error {
     char message[1536];
 } fsdpi_error;
 
+/* The code of the error that this thread raised last. */
+fsdp_status fsdpi_error_status(void);
 void fsdpi_error_save(fsdpi_error *out);
 void fsdpi_error_restore(const fsdpi_error *saved);
 

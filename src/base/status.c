@@ -78,3 +78,8 @@ void fsdpi_error_restore(const fsdpi_error *saved)
 {
     current = *saved;
 }
+
+fsdp_status fsdpi_error_status(void)
+{
+    return current.st;
+}

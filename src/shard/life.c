@@ -61,6 +61,11 @@ static bool pass_is_open(const fsdpi_runtime *rt, const fsdp_pass *pass)
     return false;
 }
 
+static bool is_current(const fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_NONE || u->whole_version == u->version;
+}
+
 static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const fsdp_pass *pass)
 {
     const fsdpi_use *use = pass != NULL ? fsdpi_pass_find(pass, u) : NULL;
@@ -80,7 +85,7 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
         return use != NULL && use->backward_open;
     case FSDPI_NO_BACKWARD_OPEN: return use == NULL || !use->backward_open;
     case FSDPI_NO_OTHER_PENDING: return u->pass == NULL || u->pass == pass;
-    case FSDPI_READABLE: return u->residency == FSDPI_WHOLE;
+    case FSDPI_READABLE: return u->residency == FSDPI_WHOLE || (u->residency == FSDPI_KEPT && is_current(u));
     case FSDPI_WRITEBACK_OR_OUTER: return u->summons == 0 || u->writeback;
     case FSDPI_CONDITION_COUNT: break;
     }
@@ -107,7 +112,7 @@ void fsdpi_unit_check(const fsdp_unit *u)
     FSDPI_ASSERT((u->pass != NULL) == (u->gradient != FSDPI_GRAD_NONE));                                  /* I4 */
     FSDPI_ASSERT(u->pass == NULL || pass_is_open(u->rt, u->pass));                                        /* I4 */
     FSDPI_ASSERT(!passes || (u->summons == 0 && !u->in_step));                                            /* I5 */
-    FSDPI_ASSERT(u->residency != FSDPI_WHOLE || u->whole_version == u->version || u->mode == FSDP_MODE_NONE); /* I6 */
+    FSDPI_ASSERT(u->residency != FSDPI_WHOLE || is_current(u));                                           /* I6 */
     FSDPI_ASSERT(!u->in_step || u->gradient == FSDPI_GRAD_NONE);                                          /* I7 */
     FSDPI_ASSERT((u->summoned != NULL) == (u->summons > 0 && u->writeback));                              /* I8 */
     FSDPI_ASSERT(passes || u->holders == u->summons);                                                     /* I9 */

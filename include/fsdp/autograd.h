@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The tape: operations are computed as they are called, and noted, so that fsdp_backward() can go back over them.
+ *
+ *     fsdp_tape_begin(&tape, comm);
+ *     fsdp_tensor_from_f32(&x, tape, values, 2, (int64_t[]){ rows, width });
+ *     fsdp_forward(model, tape, x, &scores);
+ *     fsdp_op_cross_entropy(tape, scores, labels, &loss);
+ *     fsdp_backward(tape, loss);
+ *     fsdp_tape_end(tape);                    the gradients count from here on
+ *
+ * A tape is one pass (unit.h): one micro-batch. What an operation needs again in its backward is kept by its storage,
+ * and given up when its backward is done. Parameters are asked for anew at each use: a unit may have been resharded
+ * and gathered elsewhere in between.
+ *
+ * Begin, end and backward are collective, since units gather and reduce in them. */
+#ifndef FSDP_AUTOGRAD_H
+#define FSDP_AUTOGRAD_H
+
+#include <fsdp/tensor.h>
+
+FSDP_BEGIN_DECLS
+
+typedef struct fsdp_tape_opts {
+    fsdp_device *device; /* where tensors lie; NULL: the CPU */
+    bool eval;           /* no backward: nothing is kept, dropout is off */
+    /* What dropout draws from, beside the place in the model and the element: the same on any number of ranks if
+     * first_sample is the number, in the step's global batch, of the first sample on this tape. */
+    uint64_t seed;
+    uint32_t step, first_sample;
+} fsdp_tape_opts;
+
+/* For training, with all defaults. */
+FSDP_API fsdp_status fsdp_tape_begin(fsdp_tape **out, fsdp_comm *comm) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_tape_opts *opts) FSDP_NODISCARD;
+
+/* Goes back from loss, once a tape: gradients of parameters go to their units, others can be read. The loss is a sum;
+ * how many rows it counts becomes the weight of the pass (fsdp_pass_add_weight). */
+FSDP_API fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss) FSDP_NODISCARD;
+
+/* Ends the pass: gradients that a finished backward brought are committed; else the pass is cancelled. Frees the tape
+ * and its tensors, also when it fails. NULL is accepted. */
+FSDP_API fsdp_status fsdp_tape_end(fsdp_tape *tape) FSDP_NODISCARD;
+/* The same, but nothing is committed; for paths of error. */
+FSDP_API fsdp_status fsdp_tape_cancel(fsdp_tape *tape) FSDP_NODISCARD;
+
+/* Collective. The mean of a loss over the rows of all ranks (0 where no row counts); the sum is exact. */
+FSDP_API fsdp_status fsdp_loss_mean(fsdp_comm *comm, fsdp_tensor *loss, double *mean) FSDP_NODISCARD;
+/* Not collective. This rank's sum, and how many rows count. */
+FSDP_API fsdp_status fsdp_loss_read(fsdp_tensor *loss, double *sum, double *count) FSDP_NODISCARD;
+
+FSDP_END_DECLS
+
+#endif

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Modules: a tree of layers with named parameters, and how units are made of them.
+ *
+ *     fsdp_linear(&layers[0], 6, 12, &(fsdp_linear_opts){ .bias = true });
+ *     fsdp_linear(&layers[1], 12, 6, &(fsdp_linear_opts){ .bias = true });
+ *     fsdp_sequential(&trunk, layers, 2);           takes the layers
+ *     fsdp_wrap(&trunk, trunk, &opts);              takes the module, gives a module
+ *
+ * fsdp_wrap() makes a unit of all parameters below a module that are in no unit yet. It nests in any order: what is
+ * inside can be wrapped before or after what is around it exists, and can have been initialised, summoned, evaluated
+ * or trained before. Values that a parameter had before it was wrapped are kept.
+ *
+ * A module owns its children: destroying the outermost destroys all. A module that has been taken must not be
+ * destroyed, or put elsewhere, by the caller. Threads: one at a time for a tree. */
+#ifndef FSDP_NN_H
+#define FSDP_NN_H
+
+#include <fsdp/autograd.h>
+#include <fsdp/ops.h>
+#include <fsdp/random.h>
+
+FSDP_BEGIN_DECLS
+
+typedef struct fsdp_module fsdp_module;
+
+/* ---- layers; not collective. Their parameters are 0 until they are initialised ---- */
+
+typedef struct fsdp_linear_opts {
+    bool bias;
+    bool in_out; /* the weight is [in, out], as GPT-2's Conv1D */
+    fsdp_activation activation;
+} fsdp_linear_opts;
+
+/* Parameters: weight [out, in], bias [out]. */
+FSDP_API fsdp_status fsdp_linear(fsdp_module **out, int64_t in, int64_t outputs, const fsdp_linear_opts *opts) FSDP_NODISCARD;
+/* Parameter: weight [rows, width]. Input: i32 ids. */
+FSDP_API fsdp_status fsdp_embedding(fsdp_module **out, int64_t rows, int64_t width) FSDP_NODISCARD;
+/* Parameters: weight [width], bias [width]. eps 0: 1e-5. */
+FSDP_API fsdp_status fsdp_layer_norm(fsdp_module **out, int64_t width, float eps) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_activation_module(fsdp_module **out, fsdp_activation activation) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_dropout(fsdp_module **out, float p) FSDP_NODISCARD;
+
+/* Runs its children one after another. Takes them; they are called "0", "1", ... */
+FSDP_API fsdp_status fsdp_sequential(fsdp_module **out, fsdp_module *const *children, int count) FSDP_NODISCARD;
+
+/* A module of your own: `forward` calls operations and fsdp_forward() of children. Takes the children; copies names.
+ * ctx is yours; destroy (may be NULL) is called with it. */
+typedef fsdp_status (*fsdp_module_forward_fn)(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out);
+typedef struct fsdp_module_opts {
+    const char *type; /* a literal, for messages */
+    fsdp_module_forward_fn forward;
+    void *ctx;
+    void (*destroy)(void *ctx);
+    fsdp_module *const *children;
+    const char *const *names;
+    int child_count;
+} fsdp_module_opts;
+FSDP_API fsdp_status fsdp_module_create(fsdp_module **out, const fsdp_module_opts *opts) FSDP_NODISCARD;
+
+/* How a parameter begins, unless told otherwise. */
+typedef enum fsdp_param_init { FSDP_PARAM_ZEROS, FSDP_PARAM_ONES, FSDP_PARAM_UNIFORM, FSDP_PARAM_NORMAL } fsdp_param_init;
+
+/* Adds a parameter of your own; `scale` is the bound of UNIFORM, the standard deviation of NORMAL. */
+FSDP_API fsdp_status fsdp_module_add_param(fsdp_module *m, const fsdp_param *param, fsdp_param_init init, float scale) FSDP_NODISCARD;
+/* The tensor of parameter i of this module itself, for operations. Borrowed. */
+FSDP_API fsdp_tensor *fsdp_module_param(fsdp_module *m, int i);
+FSDP_API fsdp_module *fsdp_module_child(fsdp_module *m, int i); /* NULL: there is none */
+
+/* The whole tree below and including m. NULL is accepted. Collective if there are units in it. */
+FSDP_API void fsdp_module_destroy(fsdp_module *m);
+
+/* Runs a module on a tape. Collective if there are units in it. */
+FSDP_API fsdp_status fsdp_forward(fsdp_module *m, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out) FSDP_NODISCARD;
+
+/* ---- hooks ---- */
+
+/* Called in this order: before_forward, after_forward, before_backward (before the first operation of the module goes
+ * back), after_backward (after the last gradient of its parameters). Of nested modules the outer's before_* comes first
+ * and its after_* last. A unit's own gathers come before before_* hooks, its reshards after after_* hooks. */
+typedef struct fsdp_hooks {
+    fsdp_status (*before_forward)(fsdp_module *m, fsdp_tape *tape, void *arg);
+    fsdp_status (*after_forward)(fsdp_module *m, fsdp_tape *tape, void *arg);
+    fsdp_status (*before_backward)(fsdp_module *m, fsdp_tape *tape, void *arg);
+    fsdp_status (*after_backward)(fsdp_module *m, fsdp_tape *tape, void *arg);
+    void *arg;
+} fsdp_hooks;
+
+FSDP_API fsdp_status fsdp_module_add_hooks(fsdp_module *m, const fsdp_hooks *hooks) FSDP_NODISCARD;
+
+/* ---- units ---- */
+
+typedef struct fsdp_wrap_opts {
+    fsdp_comm *comm;
+    const char *name; /* of the unit; NULL: the module's type */
+    fsdp_mode mode;
+    fsdp_device *storage_device, *compute_device; /* as fsdp_unit_opts */
+    int prefetch;
+} fsdp_wrap_opts;
+
+/* Collective. *out: the module to use from now on (m itself, or one around it where m has a unit already). On failure
+ * m is as it was and still the caller's. */
+FSDP_API fsdp_status fsdp_wrap(fsdp_module **out, fsdp_module *m, const fsdp_wrap_opts *opts) FSDP_NODISCARD;
+
+/* The units in the tree, the outer before the inner. Borrowed until the tree is wrapped again or destroyed. */
+FSDP_API fsdp_unit_list fsdp_module_units(fsdp_module *m);
+
+/* A parameter of a tree, with its full name ("0.1.weight"). */
+typedef struct fsdp_module_param_info {
+    const char *name;   /* borrowed until the next listing of this tree */
+    fsdp_param param;   /* its name is the last part */
+    fsdp_unit *unit;    /* NULL: not wrapped */
+    int index;          /* in the unit */
+} fsdp_module_param_info;
+
+/* All parameters below and including m, children in order; each once. Borrowed until the next call for m. */
+FSDP_API fsdp_status fsdp_module_params(fsdp_module *m, const fsdp_module_param_info **out, int *count) FSDP_NODISCARD;
+FSDP_API int64_t fsdp_module_numel(fsdp_module *m);
+
+/* ---- summon and initialise ---- */
+
+typedef struct fsdp_summon_opts {
+    bool recurse;   /* also the units inside; else the unit of this module alone */
+    bool writeback; /* what each rank writes to its own slices is kept */
+} fsdp_summon_opts;
+
+/* Collective. Until the end the parameters are whole, for fsdp_module_init() and fsdp_module_values(). */
+FSDP_API fsdp_status fsdp_summon_begin(fsdp_module *m, const fsdp_summon_opts *opts) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_summon_end(fsdp_module *m) FSDP_NODISCARD;
+
+typedef enum fsdp_init_kind {
+    FSDP_INIT_KAIMING, /* PyTorch's defaults: linear U(-1/sqrt(in), 1/sqrt(in)), embedding N(0, 1), norms 1 and 0 */
+    FSDP_INIT_NORMAL,  /* GPT-2's: weights N(0, 0.02) or their own deviation, biases 0, norms 1 and 0 */
+} fsdp_init_kind;
+
+/* Not collective. Draws all parameters below m from a stream, in order. They must be unwrapped, or summoned with
+ * writeback. Ranks whose streams differ each keep their slices of what they drew. */
+FSDP_API fsdp_status fsdp_module_init(fsdp_module *m, fsdp_init_kind kind, fsdp_rng *rng) FSDP_NODISCARD;
+
+/* Collective where there are units. The same, each value a function of (seed, full name from m on, element) alone: the
+ * same bits on any number of ranks, in any wrapping, and no unit is ever whole for it. */
+FSDP_API fsdp_status fsdp_module_init_keyed(fsdp_module *m, fsdp_init_kind kind, uint64_t seed) FSDP_NODISCARD;
+
+/* Reads parameter i of fsdp_module_params() into host memory. Collective if it is in a unit. */
+FSDP_API fsdp_status fsdp_module_read_param(fsdp_module *m, int i, float *out) FSDP_NODISCARD;
+
+FSDP_END_DECLS
+
+#endif

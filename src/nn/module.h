@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The module tree, from the inside. A parameter belongs to one module; where it is, it knows through its source: in
+ * host memory until it is wrapped, in its unit after that. */
+#ifndef FSDPI_NN_MODULE_H
+#define FSDPI_NN_MODULE_H
+
+#include <fsdp/nn.h>
+
+#include "autograd/tape.h"
+
+typedef struct fsdpi_parameter {
+    fsdp_param info;         /* its name is a copy */
+    fsdp_param_init init;
+    float scale;             /* of KAIMING */
+    float normal_std;        /* of NORMAL; 0: 0.02 */
+    bool is_bias_or_norm;    /* 1 or 0 in NORMAL */
+    float *host;             /* before wrapping; NULL: 0s that nobody has asked for */
+    fsdp_unit *unit;
+    int index;
+    fsdpi_source source;
+    fsdp_tensor tensor;
+} fsdpi_parameter;
+
+typedef struct fsdpi_hook_entry {
+    fsdp_hooks hooks;
+} fsdpi_hook_entry;
+
+struct fsdp_module {
+    const char *type;
+    char *name; /* within its parent; "": transparent (a wrapper) */
+    fsdp_module *parent;
+    fsdp_module **child;
+    int children;
+    fsdpi_parameter **param;
+    int params;
+    fsdp_module_forward_fn forward;
+    void *ctx;
+    void (*destroy)(void *ctx);
+    fsdp_unit *unit;
+    fsdpi_hook_entry *hook;
+    int hooks;
+    /* Lists handed out by this module. */
+    fsdp_unit **unit_list;
+    fsdp_module_param_info *param_list;
+    char *param_names;
+    fsdp_unit **summoned; /* units that fsdp_summon_begin() summoned, in order */
+    int summoned_count;
+};
+
+/* Visits m and all below, parents first. Stops at the first error. */
+typedef fsdp_status (*fsdpi_visit_fn)(fsdp_module *m, void *arg);
+fsdp_status fsdpi_module_walk(fsdp_module *m, fsdpi_visit_fn fn, void *arg);
+
+/* Calls fn for each parameter below m with its full name from m on. */
+typedef fsdp_status (*fsdpi_param_fn)(fsdpi_parameter *p, const char *name, void *arg);
+fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg);
+
+/* The parameter as a layer's own call sees it. */
+fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);
+
+/* Host memory of a parameter that is in no unit, made (zeroed) when first asked for. */
+fsdp_status fsdpi_parameter_host(fsdpi_parameter *p, float **out);
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * A tape is a pass: where operations on tensors meet the life of units. */
+#include "nn/module.h"
+
+#include "base/error.h"
+#include "shard/pass.h"
+
+#include <math.h>
+
+fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_tape_opts *opts)
+{
+    fsdp_tape_opts o = opts != NULL ? *opts : (fsdp_tape_opts){ 0 };
+    if (o.device == NULL) o.device = fsdp_device_cpu();
+    fsdpi_runtime *rt;
+    fsdpi_devctx *ctx;
+    fsdp_tape *t;
+    FSDP_TRY(fsdpi_runtime_of(&rt, comm));
+    FSDP_TRY(fsdpi_runtime_device(&ctx, rt, o.device));
+    FSDP_TRY(fsdpi_tape_create(&t, ctx->compute, ctx->arena, &o));
+    fsdp_pass *pass;
+    fsdp_status st = fsdp_pass_begin(&pass, comm, o.eval ? FSDP_PASS_EVAL : FSDP_PASS_TRAIN);
+    if (st != FSDP_OK) {
+        fsdpi_tape_destroy(t);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    t->pass = pass;
+    t->comm = comm;
+    *out = t;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_tape_begin(fsdp_tape **out, fsdp_comm *comm)
+{
+    return fsdp_tape_begin_with(out, comm, NULL);
+}
+
+fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss)
+{
+    return fsdpi_tape_backward(tape, loss);
+}
+
+static fsdp_status finish(fsdp_tape *tape)
+{
+    fsdp_pass *pass = tape->pass;
+    if (tape->opts.eval) return fsdp_pass_end(pass);
+    double sum, count;
+    FSDP_TRY(fsdp_loss_read(tape->loss, &sum, &count));
+    fsdp_pass_add_weight(pass, count);
+    return fsdp_pass_end(pass);
+}
+
+fsdp_status fsdp_tape_end(fsdp_tape *tape)
+{
+    if (tape == NULL) return FSDP_OK;
+    if (!tape->opts.eval && !tape->went_back) return fsdp_tape_cancel(tape);
+    fsdp_status st = finish(tape);
+    if (st != FSDP_OK) {
+        fsdpi_error kept;
+        fsdpi_error_save(&kept);
+        (void)!fsdp_tape_cancel(tape);
+        fsdpi_error_restore(&kept);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    fsdpi_tape_destroy(tape);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_tape_cancel(fsdp_tape *tape)
+{
+    if (tape == NULL) return FSDP_OK;
+    fsdp_status st = fsdp_pass_cancel(tape->pass);
+    fsdpi_tape_destroy(tape);
+    return st;
+}
+
+fsdp_status fsdp_loss_mean(fsdp_comm *comm, fsdp_tensor *loss, double *mean)
+{
+    double both[2];
+    FSDP_TRY(fsdp_loss_read(loss, &both[0], &both[1]));
+    FSDP_TRY(fsdp_comm_sum_exact(comm, both, 2));
+    *mean = both[1] > 0 ? both[0] / both[1] : 0;
+    return FSDP_OK;
+}

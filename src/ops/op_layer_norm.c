@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Layer normalisation (Ba, Kiros, Hinton, 2016), alone or of a sum that it makes in the same pass. With
+ * s = x + residual, h = (s - mean) rstd:  y = h weight + bias,
+ *   ds = rstd (g - mean(g) - h mean(g h)) + (the gradient that reaches s directly),  g = dy weight. */
+#include "ops/ops.h"
+
+typedef struct attributes {
+    int64_t M, C;
+    bool residual;
+} attributes;
+
+enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
+enum { IN_X, IN_RESIDUAL, IN_WEIGHT, IN_BIAS };
+
+/* The gradient of the sum goes to both terms; where nothing else holds what reached the sum directly, it becomes it. */
+static fsdp_status sum_gradient(fsdp_tape *tape, fsdp_tensor *sum, int64_t numel, fsdpi_layer_norm_backward_args *a, fsdpi_storage **ds)
+{
+    a->dsum = fsdpi_grad_of(sum);
+    if (sum->grad != NULL && sum->grad->refs == 1) *ds = fsdpi_storage_retain(sum->grad);
+    else FSDP_TRY(fsdpi_storage_create(ds, tape->arena, (size_t)numel * sizeof(float)));
+    a->dx = (*ds)->data;
+    return FSDP_OK;
+}
+
+static fsdp_status launch_backward(fsdp_tape *tape, fsdpi_node *n, fsdpi_layer_norm_backward_args *a)
+{
+    FSDPI_DATA(n->in[IN_WEIGHT], a->weight);
+    FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_WEIGHT], &a->dweight, &a->dweight_beta));
+    FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_BIAS], &a->dbias, &a->dbias_beta));
+    FSDP_TRY(fsdpi_scratch(tape, fsdpi_layer_norm_backward_scratch(a, fsdpi_threads_of(tape)), &a->scratch));
+    fsdp_status st = FSDPI_LAUNCH(tape, layer_norm_backward, a);
+    fsdpi_scratch_free(tape, a->scratch);
+    return st;
+}
+
+static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
+{
+    const attributes *at = n->attributes;
+    fsdp_tensor *y = n->out[0], *sum = n->out[1];
+    fsdpi_layer_norm_backward_args a = { .dy = fsdpi_grad_of(y), .x = n->saved[SAVED_X]->data, .mean = n->saved[SAVED_MEAN]->data,
+                                         .rstd = n->saved[SAVED_RSTD]->data, .M = at->M, .C = at->C };
+    if (!at->residual) {
+        FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_X], &a.dx, &a.dx_beta));
+        return launch_backward(tape, n, &a);
+    }
+    if (a.dy == NULL) { /* the norm was not used, only the sum */
+        FSDP_TRY(fsdpi_grad_share(tape, n->in[IN_X], sum->grad));
+        return fsdpi_grad_share(tape, n->in[IN_RESIDUAL], sum->grad);
+    }
+    fsdpi_storage *ds = NULL;
+    fsdp_status st = sum_gradient(tape, sum, at->M * at->C, &a, &ds);
+    if (st == FSDP_OK) st = launch_backward(tape, n, &a);
+    if (st == FSDP_OK) {
+        fsdpi_storage_release(sum->grad); /* so that the terms' gradients can be added to in place */
+        sum->grad = NULL;
+        st = fsdpi_grad_share(tape, n->in[IN_X], ds);
+    }
+    if (st == FSDP_OK) st = fsdpi_grad_share(tape, n->in[IN_RESIDUAL], ds);
+    fsdpi_storage_release(ds);
+    return st;
+}
+
+static fsdp_status check(const fsdp_tape *tape, const fsdp_tensor *x, const fsdp_tensor *r, const fsdp_tensor *w, const fsdp_tensor *b)
+{
+    FSDP_TRY(fsdpi_check_tensor(tape, "layer_norm", "the input", x, FSDP_F32));
+    FSDP_FAIL_IF(x->ndim < 1, FSDP_ERR_INVALID, "layer_norm: the input has no dimensions");
+    int64_t C = fsdp_tensor_shape(x, -1);
+    FSDP_TRY(fsdpi_check_vector(tape, "layer_norm", "the weight", w, C));
+    if (b != NULL) FSDP_TRY(fsdpi_check_vector(tape, "layer_norm", "the bias", b, C));
+    if (r == NULL) return FSDP_OK;
+    FSDP_TRY(fsdpi_check_tensor(tape, "layer_norm", "the residual", r, FSDP_F32));
+    char tx[128], tr[128];
+    FSDP_FAIL_IF(r->numel != x->numel || fsdp_tensor_shape(r, -1) != C, FSDP_ERR_INVALID, "layer_norm: input %s and residual %s are of different shapes",
+                 fsdpi_shape_text(x, tx), fsdpi_shape_text(r, tr));
+    return FSDP_OK;
+}
+
+static fsdp_status record(fsdp_tape *tape, fsdp_tensor *const *in, fsdp_tensor *y, fsdp_tensor *sum, fsdpi_storage *mean, fsdpi_storage *rstd)
+{
+    attributes at = { .M = fsdpi_rows(y), .C = fsdp_tensor_shape(y, -1), .residual = sum != NULL };
+    fsdpi_node *n;
+    FSDP_TRY(fsdpi_tape_append(&n, tape, "layer_norm", backward, &at, sizeof(at)));
+    for (int i = 0; i < 4; i++) fsdpi_node_input(n, in[i]);
+    fsdpi_node_output(n, y);
+    if (sum != NULL) fsdpi_node_output(n, sum);
+    fsdpi_node_save(n, SAVED_X, sum != NULL ? sum->storage : in[IN_X]->storage);
+    fsdpi_node_save(n, SAVED_MEAN, mean);
+    fsdpi_node_save(n, SAVED_RSTD, rstd);
+    return FSDP_OK;
+}
+
+static fsdp_status run(fsdp_tape *tape, fsdp_tensor *const *in, float eps, fsdp_tensor **sum, fsdp_tensor **y)
+{
+    fsdp_tensor *x = in[IN_X], *s = NULL, *out;
+    FSDP_TRY(check(tape, x, in[IN_RESIDUAL], in[IN_WEIGHT], in[IN_BIAS]));
+    fsdpi_layer_norm_args a = { .M = fsdpi_rows(x), .C = fsdp_tensor_shape(x, -1), .eps = eps };
+    FSDPI_DATA(x, a.x);
+    FSDPI_DATA(in[IN_WEIGHT], a.weight);
+    if (in[IN_BIAS] != NULL) FSDPI_DATA(in[IN_BIAS], a.bias);
+    if (in[IN_RESIDUAL] != NULL) {
+        FSDPI_DATA(in[IN_RESIDUAL], a.residual);
+        FSDP_TRY(fsdpi_tape_tensor(&s, tape, FSDP_F32, x->ndim, x->shape));
+        a.sum = s->storage->data;
+    }
+    FSDP_TRY(fsdpi_tape_tensor(&out, tape, FSDP_F32, x->ndim, x->shape));
+    a.y = out->storage->data;
+    fsdpi_storage *mean = NULL, *rstd = NULL;
+    fsdp_status st = fsdpi_storage_create(&mean, tape->arena, (size_t)a.M * sizeof(float));
+    if (st == FSDP_OK) st = fsdpi_storage_create(&rstd, tape->arena, (size_t)a.M * sizeof(float));
+    if (st == FSDP_OK) {
+        a.mean = mean->data;
+        a.rstd = rstd->data;
+        st = FSDPI_LAUNCH(tape, layer_norm, &a);
+    }
+    if (st == FSDP_OK && fsdpi_tape_records(tape, in, 4)) st = record(tape, in, out, s, mean, rstd);
+    fsdpi_storage_release(mean);
+    fsdpi_storage_release(rstd);
+    FSDP_TRY(st);
+    *y = out;
+    if (sum != NULL) *sum = s;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_op_layer_norm(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *weight, fsdp_tensor *bias, float eps, fsdp_tensor **y)
+{
+    return run(tape, (fsdp_tensor *const[]){ x, NULL, weight, bias }, eps, NULL, y);
+}
+
+fsdp_status fsdp_op_add_layer_norm(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *residual, fsdp_tensor *weight, fsdp_tensor *bias, float eps,
+                                   fsdp_tensor **sum, fsdp_tensor **y)
+{
+    FSDP_FAIL_IF(residual == NULL, FSDP_ERR_INVALID, "add_layer_norm: no residual");
+    return run(tape, (fsdp_tensor *const[]){ x, residual, weight, bias }, eps, sum, y);
+}

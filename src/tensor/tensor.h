@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Storage and views. A storage is a counted block of an arena; a tensor is a shape on a storage. A parameter has no
+ * storage: it has a source, which is asked for the address whenever the parameter is used. */
+#ifndef FSDPI_TENSOR_TENSOR_H
+#define FSDPI_TENSOR_TENSOR_H
+
+#include <fsdp/tensor.h>
+
+#include "device/arena.h"
+
+typedef struct fsdpi_storage {
+    int refs;
+    fsdpi_arena *arena;
+    void *data; /* device address */
+    size_t bytes;
+} fsdpi_storage;
+
+fsdp_status fsdpi_storage_create(fsdpi_storage **out, fsdpi_arena *arena, size_t bytes);
+fsdpi_storage *fsdpi_storage_retain(fsdpi_storage *s);
+void fsdpi_storage_release(fsdpi_storage *s); /* NULL is accepted */
+
+/* Where a parameter is, and where its gradient goes. NULL with an error where it cannot be had now. */
+typedef struct fsdpi_source {
+    const float *(*data)(void *ctx, int index);
+    float *(*grad)(void *ctx, int index, float *beta);
+    void *ctx;
+    int index;
+} fsdpi_source;
+
+struct fsdp_tensor {
+    fsdp_tape *tape;        /* NULL: a parameter */
+    fsdp_tensor *next;      /* in the tape's list */
+    fsdp_dtype dtype;
+    int ndim;
+    int64_t shape[FSDP_MAX_DIMS];
+    int64_t numel;
+    fsdpi_storage *storage; /* NULL: a parameter, or given up */
+    const fsdpi_source *source;
+    bool needs_grad;
+    bool is_leaf;           /* made from values: its gradient is kept for the caller */
+    fsdpi_storage *grad;    /* NULL: none yet */
+    /* A loss that is computed when it is first wanted: see ops/loss.c */
+    fsdp_status (*materialise)(fsdp_tensor *t);
+    void *lazy; /* freed with the tensor, after dispose(lazy) */
+    void (*dispose)(void *lazy);
+};
+
+/* Fills a shape in; checks for overflow. */
+fsdp_status fsdpi_tensor_set_shape(fsdp_tensor *t, fsdp_dtype dtype, int ndim, const int64_t *shape);
+
+/* "[4, 6]", for messages; `to` has room for 128. */
+const char *fsdpi_shape_text(const fsdp_tensor *t, char *to);
+
+/* The device address, for a launch now. */
+fsdp_status fsdpi_tensor_data(const fsdp_tensor *t, const void **out);
+
+#endif
