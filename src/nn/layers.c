@@ -94,6 +94,20 @@ fsdp_status fsdp_layer_norm(fsdp_module **out, int64_t width, float eps)
     return FSDP_OK;
 }
 
+fsdp_status fsdpi_layer_norm_residual(fsdp_module *m, fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *residual, fsdp_tensor **sum, fsdp_tensor **y)
+{
+    fsdp_tensor *w = fsdp_module_param(m, 0), *b = fsdp_module_param(m, 1);
+    float eps = *(float *)m->ctx;
+    FSDP_TRY(fsdpi_module_enter(m, tape));
+    if (residual != NULL) {
+        FSDP_TRY(fsdp_op_add_layer_norm(tape, x, residual, w, b, eps, sum, y));
+    } else {
+        FSDP_TRY(fsdp_op_layer_norm(tape, x, w, b, eps, y));
+        *sum = x;
+    }
+    return fsdpi_module_leave(m, tape);
+}
+
 /* ---- without parameters ---- */
 
 static fsdp_status activation_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out)

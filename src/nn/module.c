@@ -283,15 +283,30 @@ static fsdp_status after_backward(void *ctx, fsdp_tape *tape)
 
 static const fsdpi_scope_hooks scope_hooks = { before_forward, after_forward, before_backward, after_backward };
 
-fsdp_status fsdp_forward(fsdp_module *m, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out)
+static bool has_scope(const fsdp_module *m)
 {
-    bool scope = m->unit != NULL || m->hooks > 0;
+    return m->unit != NULL || m->hooks > 0;
+}
+
+fsdp_status fsdpi_module_enter(fsdp_module *m, fsdp_tape *tape)
+{
+    if (!has_scope(m)) return FSDP_OK;
     FSDP_FAIL_IF(m->unit != NULL && m->unit->rt->comm != tape->comm, FSDP_ERR_INVALID, "fsdp_forward: unit \"%s\" is on another communicator than the tape",
                  fsdp_unit_name(m->unit));
     FSDP_FAIL_IF(m->unit != NULL && m->unit->ctx->compute != tape->stream, FSDP_ERR_INVALID,
                  "fsdp_forward: unit \"%s\" computes on device %s, the tape's tensors are elsewhere: fsdp_tape_opts.device must be the unit's compute device",
                  fsdp_unit_name(m->unit), fsdp_device_name(m->unit->ctx->dev));
-    if (scope) FSDP_TRY(fsdpi_tape_enter(tape, &scope_hooks, m));
+    return fsdpi_tape_enter(tape, &scope_hooks, m);
+}
+
+fsdp_status fsdpi_module_leave(fsdp_module *m, fsdp_tape *tape)
+{
+    return has_scope(m) ? fsdpi_tape_leave(tape, &scope_hooks, m) : FSDP_OK;
+}
+
+fsdp_status fsdp_forward(fsdp_module *m, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out)
+{
+    FSDP_TRY(fsdpi_module_enter(m, tape));
     FSDP_TRY(m->forward(m, m->ctx, tape, in, out));
-    return scope ? fsdpi_tape_leave(tape, &scope_hooks, m) : FSDP_OK;
+    return fsdpi_module_leave(m, tape);
 }

@@ -59,6 +59,13 @@ fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg
 /* The parameter as a layer's own call sees it. */
 fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);
 
+/* A module's scope (its unit, its hooks) around operations that use its parameters directly. */
+fsdp_status fsdpi_module_enter(fsdp_module *m, fsdp_tape *tape);
+fsdp_status fsdpi_module_leave(fsdp_module *m, fsdp_tape *tape);
+
+/* m is a layer norm: *sum = x + residual and *y its norm, in one pass. residual NULL: *sum is x. */
+fsdp_status fsdpi_layer_norm_residual(fsdp_module *m, fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *residual, fsdp_tensor **sum, fsdp_tensor **y);
+
 /* Host memory of a parameter that is in no unit, made (zeroed) when first asked for. */
 fsdp_status fsdpi_parameter_host(fsdpi_parameter *p, float **out);
 

@@ -44,6 +44,15 @@ static inline const float *fsdpi_seed_of(const fsdp_tape *tape)
     return tape->seed != NULL ? tape->seed->data : NULL;
 }
 
+/* ---- for generation, on evaluation tapes ---- */
+
+/* Attention of new positions [B, T, 3 C] to those in the caches ([B, room, C] each, `length` filled) and themselves; adds
+ * their keys and values to the caches. T > 1 only where length is 0. */
+fsdp_status fsdpi_op_attention_cached(fsdp_tape *tape, fsdp_tensor *qkv, const fsdp_op_attention_opts *opts, fsdpi_storage *cache_k,
+                                      fsdpi_storage *cache_v, int64_t room, int64_t length, fsdp_tensor **out);
+/* The last position of each sample: [B, T, C] -> [B, C]. */
+fsdp_status fsdpi_op_last_row(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor **out);
+
 #define FSDPI_DATA(t, field)                                                                                \
     do {                                                                                                    \
         const void *fsdpi_p_;                                                                               \
