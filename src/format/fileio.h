@@ -73,8 +73,7 @@ fsdp_status fsdpi_fsync_dir(const char *path);
 /* As mkdir -p. The new names are not flushed: see fsdpi_fsync_dir(). */
 fsdp_status fsdpi_mkdirs(const char *path);
 
-/* "4096 bytes are free": of the file system that `path`, or else its folder, lies on; "" where that is not
- * known. */
+/* "4096 bytes are free": of the file system that `path`, or else its folder, lies on. Returns the buffer. */
 const char *fsdpi_free_space_text(const char *path, char *buffer, size_t bytes);
 
 #endif

@@ -35,7 +35,7 @@ const char *fsdpi_free_space_text(const char *path, char *buffer, size_t bytes)
         fsdpi_free(dir);
     }
     if (rc != 0)
-        buffer[0] = '\0';
+        snprintf(buffer, bytes, "an unknown number of bytes is free");
     else
         snprintf(buffer, bytes, "%llu bytes are free", (unsigned long long)s.f_bavail * s.f_frsize);
     return buffer;

@@ -164,6 +164,22 @@ static void test_file_size_limit(void **state)
     assert_int_equal(scratch_fork(write_beyond_limit, NULL), 0);
 }
 
+static bool open_too_many(void *arg)
+{
+    (void)arg;
+    fsdpi_file f;
+    if (setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 3, 3 }) != 0) return false;
+    child_expects(fsdpi_file_open(&f, "/proc/self/stat", true), FSDP_ERR_IO,
+                  "too many files are open (raise the limit: ulimit -n)");
+    return true;
+}
+
+static void test_too_many_open_files(void **state)
+{
+    (void)state;
+    assert_int_equal(scratch_fork(open_too_many, NULL), 0);
+}
+
 static void test_mkdirs(void **state)
 {
     (void)state;
@@ -238,6 +254,7 @@ int main(void)
         cmocka_unit_test(test_temp),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_file_size_limit),
+        cmocka_unit_test(test_too_many_open_files),
         cmocka_unit_test(test_mkdirs),
         cmocka_unit_test(test_xxh3),
         cmocka_unit_test(test_no_memory),

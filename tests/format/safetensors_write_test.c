@@ -321,10 +321,34 @@ static bool write_beyond_limit(void *arg)
     return true;
 }
 
+/* The limit comes down while the file is written: that write fails, and can be done again when there is room.
+ */
+static bool write_fails_halfway(void *arg)
+{
+    (void)arg;
+    static float x[25000];
+    const int64_t shape[] = { 25000 };
+    const fsdp_safetensors_decl d = decl("w", FSDP_BF16, 1, shape);
+    fsdp_safetensors_writer *w;
+    signal(SIGXFSZ, SIG_IGN);
+    if (fsdp_safetensors_writer_open(&w, scratch("half"), &d, 1, NULL, 0) != FSDP_OK) return false;
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 20000, RLIM_INFINITY }) != 0) return false;
+    child_expects(fsdp_safetensors_writer_write_f32(w, 0, 0, 25000, x), FSDP_ERR_IO,
+                  "more than its file system or ulimit -f allows");
+    child_expects(fsdp_safetensors_writer_finish(w), FSDP_ERR_STATE,
+                  "elements 0 to 24999 of tensor \"w\" were never written");
+    if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){ RLIM_INFINITY, RLIM_INFINITY }) != 0) return false;
+    if (fsdp_safetensors_writer_write_f32(w, 0, 0, 25000, x) != FSDP_OK) return false;
+    if (fsdp_safetensors_writer_finish(w) != FSDP_OK) return false;
+    fsdp_safetensors_writer_close(w);
+    return true;
+}
+
 static void test_no_room(void **state)
 {
     (void)state;
     assert_int_equal(scratch_fork(write_beyond_limit, NULL), 0);
+    assert_int_equal(scratch_fork(write_fails_halfway, NULL), 0);
     int rc = scratch_fork(write_on_small_disk, NULL);
     if (rc == SCRATCH_SKIP) skip();
     assert_int_equal(rc, 0);
