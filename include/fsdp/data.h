@@ -40,9 +40,8 @@ FSDP_BEGIN_DECLS
 typedef struct fsdp_dataset fsdp_dataset;
 
 typedef enum fsdp_dataset_format {
-    /* A file that begins with the magic of a token file is one, and so is a name that ends in .bin; all
-     * others are text. Files that are plainly neither (archives, checkpoints, git-lfs pointers) are refused.
-     */
+    /* A file with the magic of a token file is one, and so is one whose name ends in .bin; all others are
+     * text. What is plainly neither (an archive, a checkpoint, a git-lfs pointer) is refused. */
     FSDP_DATASET_AUTO,
     FSDP_DATASET_TEXT,   /* each byte is an id, 0 to 255 */
     FSDP_DATASET_TOKENS, /* llm.c's (.bin with a header of 256 int32: magic 20240520, uint16; 20240801,

@@ -4,18 +4,19 @@
  * file, or a folder of shards with an index, as one set; writing streams into one file, which appears under
  * its name only when it is whole.
  *
- *     fsdp_safetensors *st;
- *     FSDP_TRY(fsdp_safetensors_open(&st, "gpt2/"));
- *     const fsdp_safetensors_tensor *t = fsdp_safetensors_find(st, "wte.weight");
- *     if (t != NULL) FSDP_TRY(fsdp_safetensors_read_f32(st, t, 0, t->numel, values));
- *     fsdp_safetensors_close(st);
+ *     fsdp_safetensors *model;
+ *     FSDP_TRY(fsdp_safetensors_open(&model, "gpt2/"));
+ *     const fsdp_safetensors_tensor *t = fsdp_safetensors_find(model, "wte.weight");
+ *     if (t != NULL) FSDP_TRY(fsdp_safetensors_read_f32(model, t, 0, t->numel, values));
+ *     fsdp_safetensors_close(model);
  *
  *     const int64_t shape[] = { 3, 4 };
+ *     const fsdp_safetensors_decl decls[] = { { "w", FSDP_BF16, 2, shape } };
  *     fsdp_safetensors_writer *w;
- *     FSDP_TRY(fsdp_safetensors_writer_open(&w, "out.safetensors",
- *                                           &(fsdp_safetensors_decl){ "w", FSDP_BF16, 2, shape }, 1, NULL,
- * 0)); fsdp_status st = fsdp_safetensors_writer_write_f32(w, 0, 0, 12, values); if (st == FSDP_OK) st =
- * fsdp_safetensors_writer_finish(w); fsdp_safetensors_writer_close(w);
+ *     FSDP_TRY(fsdp_safetensors_writer_open(&w, "out.safetensors", decls, 1, NULL, 0));
+ *     fsdp_status st = fsdp_safetensors_writer_write_f32(w, 0, 0, 12, values);
+ *     if (st == FSDP_OK) st = fsdp_safetensors_writer_finish(w);
+ *     fsdp_safetensors_writer_close(w);
  *
  * Not collective: nothing here talks to other ranks. Threads: a set that is open may be read from any number
  * of threads; a writer is used from one at a time.

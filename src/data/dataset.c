@@ -76,14 +76,13 @@ static fsdp_status choose_part(fsdp_dataset *ds, const fsdp_dataset_opts *o)
     ds->part_tokens = o->part == FSDP_DATASET_ALL     ? total
                       : o->part == FSDP_DATASET_TRAIN ? train
                                                       : total - train;
-    FSDP_FAIL_IF(ds->part_tokens<o->seq + 1, FSDP_ERR_INVALID,
-                                 "%s%s: %s needs at least %lld tokens (seq %lld and one to predict), has "
-                                 "%lld (of %lld; val_fraction %g)",
-                                 ds->files[0].file.path, ds->count> 1
-                     ? " and others"
-                     : "",
-                 names[o->part], (long long)o->seq + 1, (long long)o->seq, (long long)ds->part_tokens,
-                 (long long)total, o->val_fraction);
+    long long needed = (long long)o->seq + 1;
+    const char *others = ds->count == 1 ? "" : " and others";
+    FSDP_FAIL_IF(ds->part_tokens < needed, FSDP_ERR_INVALID,
+                 "%s%s: %s needs at least %lld tokens (seq %lld and one to predict), has %lld (of %lld; "
+                 "val_fraction %g)",
+                 ds->files[0].file.path, others, names[o->part], needed, (long long)o->seq,
+                 (long long)ds->part_tokens, (long long)total, o->val_fraction);
     return FSDP_OK;
 }
 

@@ -14,8 +14,7 @@ static fsdp_status check_length(int64_t tokens, int64_t seq)
     return FSDP_OK;
 }
 
-/* Windows of an epoch: as many as fit whatever offset below seq it draws; offset + windows * seq + 1 <=
- * tokens. */
+/* An epoch has as many windows as fit behind any offset: offset + windows * seq + 1 <= tokens. */
 fsdp_status fsdp_sampler_init(fsdp_sampler *out, int64_t tokens, int64_t seq, uint64_t seed)
 {
     FSDP_TRY(check_length(tokens, seq));

@@ -37,9 +37,13 @@ struct fsdp_safetensors {
 
 static fsdp_status not_safetensors(const fsdpi_file *f, const unsigned char *head, size_t n, uint64_t header)
 {
+    /* a length that may be one also looks like the first bytes of many things */
+    bool plausible = n >= 8 && header >= 2 && header <= FSDPI_SAFETENSORS_MAX_HEADER;
     fsdpi_kind kind = fsdpi_guess_kind(head, n);
-    FSDP_FAIL_IF(kind != FSDPI_KIND_UNKNOWN && kind != FSDPI_KIND_SAFETENSORS, FSDP_ERR_FORMAT,
-                 "%s: not a safetensors file: it looks like %s", f->path, fsdpi_kind_text(kind));
+    if (kind == FSDPI_KIND_SAFETENSORS || (plausible && !fsdpi_kind_is_certain(kind)))
+        kind = FSDPI_KIND_UNKNOWN;
+    FSDP_FAIL_IF(kind != FSDPI_KIND_UNKNOWN, FSDP_ERR_FORMAT, "%s: not a safetensors file: it looks like %s",
+                 f->path, fsdpi_kind_text(kind));
     FSDP_FAIL_IF(n < 8, FSDP_ERR_FORMAT, "%s: not a safetensors file: it is only %zu bytes long", f->path, n);
     FSDP_FAIL_IF(header > FSDPI_SAFETENSORS_MAX_HEADER, FSDP_ERR_FORMAT,
                  "%s: not a safetensors file: its first 8 bytes, the length of its header, say %llu bytes, "

@@ -303,6 +303,8 @@ static void test_what_the_file_really_is(void **state)
         { S("\223NUMPY\1\0v\0{'descr'"), "a NumPy array" },
         { S("\037\213\010\0\0\0\0\0\0\0"), "data compressed with gzip" },
         { S("{\"weight_map\": {}}"), "JSON text" },
+        { S("{\0\0\0\0\0\0\0 {}"), "its header should begin with '{'" },
+        { S("\037\213\010\0\0\0\0\0\0\003"), "data compressed with gzip" },
         { S("\0\0\0\0\0\0\0\1{\"a\":"), "say 72057594037927936 bytes, and the format allows 100000000" },
         { S("\1\341\365\5\0\0\0\0{\"a\":"), "say 100000001 bytes, and the format allows 100000000" },
         { S("\1\341\365\5\0\0\0\0{ \"a\":"), "say 100000001 bytes" },
