@@ -101,12 +101,13 @@ static inline bool scratch_put(const char *path, const char *text)
 /* Mounts a tmpfs of this size over dir, in a namespace of this process alone. */
 static inline bool scratch_mount(const char *dir, const char *size)
 {
-    if (unshare(CLONE_NEWNS) != 0) {
-        char map[64];
-        uid_t uid = getuid();
-        if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
-        snprintf(map, sizeof(map), "0 %u 1", (unsigned)uid);
-        if (!scratch_put("/proc/self/uid_map", map)) return false;
+    if (unshare(CLONE_NEWNS) != 0) { /* not root: become it, in a namespace of users too */
+        char uids[64], gids[64];
+        snprintf(uids, sizeof(uids), "0 %u 1", (unsigned)getuid());
+        snprintf(gids, sizeof(gids), "0 %u 1", (unsigned)getgid());
+        if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0 || !scratch_put("/proc/self/setgroups", "deny") ||
+            !scratch_put("/proc/self/uid_map", uids) || !scratch_put("/proc/self/gid_map", gids))
+            return false;
     }
     return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
            mount("none", dir, "tmpfs", 0, size) == 0;
