@@ -17,5 +17,8 @@
 #include <fsdp/autograd.h>
 #include <fsdp/ops.h>
 #include <fsdp/nn.h>
+#include <fsdp/models.h>
+#include <fsdp/data.h>
+#include <fsdp/safetensors.h>
 
 #endif

@@ -36,6 +36,10 @@ FSDP_API fsdp_status fsdp_gpt2_preset(fsdp_gpt2_config *out, const char *name) F
 /* Reads and writes config.json. What this version cannot do (an architecture, an activation) is refused by name. */
 FSDP_API fsdp_status fsdp_gpt2_config_read(fsdp_gpt2_config *out, const char *path) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_gpt2_config_write(const fsdp_gpt2_config *config, const char *path) FSDP_NODISCARD;
+/* The same as text in memory; `file` is what messages call it. *out: freed with fsdp_free_text(). */
+FSDP_API fsdp_status fsdp_gpt2_config_parse(fsdp_gpt2_config *out, const char *text, const char *file) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_gpt2_config_text(const fsdp_gpt2_config *config, char **out) FSDP_NODISCARD;
+FSDP_API void fsdp_free_text(char *text);
 
 /* By a preset's name, the path of a config.json, or of a folder that has one. Not collective; parameters are not yet
  * held anywhere. */
