@@ -19,6 +19,7 @@
 #include <fsdp/nn.h>
 #include <fsdp/models.h>
 #include <fsdp/data.h>
+#include <fsdp/checkpoint.h>
 #include <fsdp/safetensors.h>
 
 #endif

@@ -3,7 +3,8 @@
  * Philox4x32-10: one block of four 32-bit numbers from a 64-bit key and a 128-bit counter. Who draws what:
  *   named values  key = seed                   counter = [index / 4, hash of the name]
  *   streams       key = seed ^ STREAM          counter = [draw / 4, 0]
- *   dropout       key = seed ^ DROPOUT         counter = [element / 4, sample, layer | step << 32]
+ *   dropout       key = seed ^ DROPOUT         counter = [element / 4 + (step << 32), sample + (layer << 32)]
+ *   data order    key = seed ^ DATA            counter = [round << 32 + half, epoch] (round 255: the epoch's offset)
  * so that no two uses ever share a block. */
 #ifndef FSDPI_BASE_PHILOX_H
 #define FSDPI_BASE_PHILOX_H
