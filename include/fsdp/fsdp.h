@@ -11,6 +11,7 @@
 #include <fsdp/random.h>
 #include <fsdp/device.h>
 #include <fsdp/comm.h>
+#include <fsdp/sum.h>
 #include <fsdp/unit.h>
 #include <fsdp/optim.h>
 #include <fsdp/tensor.h>
@@ -20,6 +21,7 @@
 #include <fsdp/models.h>
 #include <fsdp/data.h>
 #include <fsdp/checkpoint.h>
+#include <fsdp/info.h>
 #include <fsdp/safetensors.h>
 
 #endif

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * fsdp train. The parent checks settings and opens files; each rank then runs train_rank(), whose loop is the training step
+ * in its phases: forward and backward of this rank's micro-batches, the optimizer, evaluation, checkpoint. */
+#include "cli/cli.h"
+#include "cli/progress.h"
+#include "cli/run_folder.h"
+#include "cli/train_settings.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A rank's part of a run. */
+typedef struct trainer {
+    const train_run *run;
+    const train_settings *s;
+    fsdp_comm *comm;
+    int rank, size;
+    fsdp_device *device;
+    fsdp_model *model;
+    fsdp_optim *optim;
+    fsdp_checkpoint *checkpoint;
+    fsdp_schedule schedule;
+    int64_t tokens; /* that the run has seen */
+    int32_t *inputs, *labels;
+    FILE *log;
+    double *memory; /* [2 ranks]: private, shared */
+    progress progress;
+    int64_t saved_step; /* of the last checkpoint; -1: none */
+} trainer;
+
+/* ---- set-up ---- */
+
+static fsdp_status create_optimizer(trainer *t)
+{
+    static const fsdp_optim_group no_decay[] = { { .pattern = "*bias" }, { .pattern = "*ln_*" } };
+    const train_settings *s = t->s;
+    fsdp_adamw_opts o = { .lr = (float)s->lr, .beta1 = (float)s->beta1, .beta2 = (float)s->beta2, .eps = (float)s->eps, .weight_decay = (float)s->weight_decay,
+                          .groups = no_decay, .group_count = 2 };
+    return fsdp_optim_create_adamw(&t->optim, fsdp_module_units(fsdp_model_module(t->model)), &o);
+}
+
+static fsdp_status register_all(trainer *t)
+{
+    const fsdp_module_param_info *p;
+    int n;
+    FSDP_TRY(fsdp_checkpoint_create(&t->checkpoint, t->comm));
+    FSDP_TRY(fsdp_module_params(fsdp_model_module(t->model), &p, &n));
+    for (int i = 0; i < n; i++) {
+        char name[600];
+        snprintf(name, sizeof(name), "model.%s", p[i].name);
+        FSDP_TRY(fsdp_checkpoint_add_param(t->checkpoint, name, p[i].unit, p[i].index));
+    }
+    FSDP_TRY(fsdp_checkpoint_add_optim(t->checkpoint, t->optim));
+    FSDP_TRY(fsdp_checkpoint_add_i64(t->checkpoint, "tokens", &t->tokens));
+    /* The schedule, the order of data and dropout are functions of settings and step: these are all the state there is. */
+    char *settings = run_settings_text(t->run);
+    FSDP_FAIL_IF(settings == NULL, FSDP_ERR_NOMEM, "no memory for the settings");
+    fsdp_status st = fsdp_checkpoint_add_text(t->checkpoint, "settings", settings);
+    free(settings);
+    return st;
+}
+
+static fsdp_status initial_values(trainer *t)
+{
+    if (t->run->checkpoint[0] != '\0') return fsdp_checkpoint_load(t->checkpoint, t->run->checkpoint);
+    if (t->s->init != NULL) return fsdp_model_load(t->model, t->s->init);
+    return fsdp_module_init_keyed(fsdp_model_module(t->model), FSDP_INIT_NORMAL, (uint64_t)t->s->seed);
+}
+
+static fsdp_status open_outputs(trainer *t)
+{
+    if (t->rank != 0) return FSDP_OK;
+    FSDP_TRY(run_folder_write_settings(t->run, fsdp_module_numel(fsdp_model_module(t->model))));
+    return run_folder_open_log(t->run, &t->log);
+}
+
+static fsdp_status set_up(trainer *t)
+{
+    const train_settings *s = t->s;
+    fsdp_comm_set_phase(t->comm, "set-up");
+    FSDP_TRY(fsdp_device_open(&t->device, s->device == 1 ? "guard" : "cpu"));
+    fsdp_wrap_opts w = { .comm = t->comm, .mode = (fsdp_mode)s->mode, .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
+    FSDP_TRY(fsdp_model_wrap(t->model, &w));
+    FSDP_TRY(create_optimizer(t));
+    FSDP_TRY(register_all(t));
+    fsdp_comm_set_phase(t->comm, "load");
+    FSDP_TRY(initial_values(t));
+    t->schedule = (fsdp_schedule){ .kind = (fsdp_schedule_kind)s->schedule, .lr = (float)s->lr, .min_lr = (float)s->min_lr, .warmup = s->warmup, .steps = s->steps };
+    size_t ids = (size_t)(s->micro_batch * s->seq);
+    t->inputs = calloc(ids, sizeof(*t->inputs));
+    t->labels = calloc(ids, sizeof(*t->labels));
+    t->memory = calloc(2 * (size_t)t->size, sizeof(*t->memory));
+    fsdp_status st = t->inputs != NULL && t->labels != NULL && t->memory != NULL ? FSDP_OK : FSDP_ERR_NOMEM;
+    if (st != FSDP_OK) st = fsdp_error_raise(st, __func__, __FILE__, __LINE__, "no memory for a micro-batch");
+    if (st == FSDP_OK) st = open_outputs(t);
+    return fsdp_comm_agree(t->comm, st);
+}
+
+static void tear_down(trainer *t)
+{
+    if (t->log != NULL) fclose(t->log);
+    fsdp_checkpoint_destroy(t->checkpoint);
+    fsdp_optim_destroy(t->optim);
+    fsdp_device_close(t->device);
+    free(t->inputs);
+    free(t->labels);
+    free(t->memory);
+}
+
+/* ---- one micro-batch ---- */
+
+typedef struct clocks {
+    double forward, backward;
+} clocks;
+
+static fsdp_status forward_backward(trainer *t, fsdp_tape *tape, clocks *c, double *sum, double *count)
+{
+    const train_settings *s = t->s;
+    const int64_t shape[] = { s->micro_batch, s->seq };
+    fsdp_tensor *ids, *labels, *loss;
+    double start = cli_clock();
+    fsdp_comm_set_phase(t->comm, "forward");
+    FSDP_TRY(fsdp_tensor_from_i32(&ids, tape, t->inputs, 2, shape));
+    FSDP_TRY(fsdp_tensor_from_i32(&labels, tape, t->labels, 2, shape));
+    FSDP_TRY(fsdp_model_loss(t->model, tape, ids, labels, &loss));
+    double between = cli_clock();
+    fsdp_comm_set_phase(t->comm, "backward");
+    FSDP_TRY(fsdp_backward(tape, loss));
+    FSDP_TRY(fsdp_loss_read(loss, sum, count));
+    c->forward += between - start;
+    c->backward += cli_clock() - between;
+    return FSDP_OK;
+}
+
+/* Leaf `leaf` of step `step`: the same samples on any number of ranks. */
+static fsdp_status train_leaf(trainer *t, int64_t step, int64_t leaf, clocks *c, fsdp_exact_sum sums[2])
+{
+    const train_settings *s = t->s;
+    int64_t first = step * s->batch + leaf * s->micro_batch;
+    FSDP_TRY(fsdp_dataset_batch(t->run->train, &t->run->sampler, first, s->micro_batch, t->inputs, t->labels));
+    fsdp_tape *tape;
+    double sum, count, start;
+    fsdp_tape_opts o = { .device = t->device, .seed = (uint64_t)s->seed, .step = (uint32_t)step, .first_sample = (uint32_t)(leaf * s->micro_batch) };
+    FSDP_TRY(fsdp_tape_begin_with(&tape, t->comm, &o));
+    fsdp_status st = forward_backward(t, tape, c, &sum, &count);
+    if (st != FSDP_OK) {
+        /* The error is what matters; the pass goes with the job. */
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    start = cli_clock();
+    fsdp_comm_set_phase(t->comm, "reduction");
+    FSDP_TRY(fsdp_tape_end(tape));
+    c->backward += cli_clock() - start;
+    fsdp_exact_sum_add(&sums[0], sum);
+    fsdp_exact_sum_add(&sums[1], count);
+    return FSDP_OK;
+}
+
+/* ---- one step ---- */
+
+static fsdp_status optimizer_step(trainer *t, int64_t step, step_record *r)
+{
+    double norm = 0;
+    r->lr = (double)fsdp_schedule_lr(&t->schedule, step);
+    fsdp_optim_set_lr(t->optim, (float)r->lr);
+    fsdp_comm_set_phase(t->comm, "optimizer step");
+    fsdp_status st = fsdp_optim_step(t->optim, &(fsdp_step_opts){ .clip = (float)t->s->clip, .norm = &norm });
+    r->grad_norm = norm;
+    if (st == FSDP_ERR_NONFINITE || (st == FSDP_OK && !isfinite(r->loss))) {
+        char why[512], good[128] = "there is none yet";
+        snprintf(why, sizeof(why), "%.500s", st != FSDP_OK ? fsdp_last_error_message() : "the gradients are finite");
+        if (t->saved_step >= 0) snprintf(good, sizeof(good), "that of step %lld", (long long)t->saved_step);
+        FSDP_FAIL(FSDP_ERR_NONFINITE, "step %lld: the loss is %g: %s. The last good checkpoint: %s. A smaller --lr, more --warmup or --clip may help",
+                  (long long)step + 1, r->loss, why, good);
+    }
+    return st;
+}
+
+/* Resident pages, private and shared, in MiB, of every rank to every rank. */
+static fsdp_status measure_memory(trainer *t)
+{
+    double mine[2] = { 0 };
+    long size, resident, shared;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f != NULL) {
+        if (fscanf(f, "%ld %ld %ld", &size, &resident, &shared) == 3) {
+            double page = (double)sysconf(_SC_PAGESIZE) / (1 << 20);
+            mine[0] = (double)(resident - shared) * page;
+            mine[1] = (double)shared * page;
+        }
+        fclose(f);
+    }
+    double *both = calloc(2 * (size_t)t->size, sizeof(*both));
+    FSDP_FAIL_IF(both == NULL, FSDP_ERR_NOMEM, "no memory for figures of memory");
+    fsdp_status st = fsdp_comm_all_gather(t->comm, mine, sizeof(mine), both);
+    for (int r = 0; r < t->size; r++) {
+        t->memory[r] = both[2 * r];
+        t->memory[t->size + r] = both[2 * r + 1];
+    }
+    free(both);
+    return st;
+}
+
+static void subtract(fsdp_comm_stats *now, const fsdp_comm_stats *before)
+{
+    now->gathers -= before->gathers;
+    now->reduces -= before->reduces;
+    now->publishes -= before->publishes;
+    now->exchanges -= before->exchanges;
+    now->gather_bytes -= before->gather_bytes;
+    now->reduce_bytes -= before->reduce_bytes;
+    now->wait_ns -= before->wait_ns;
+    now->copy_ns -= before->copy_ns;
+    now->reduce_ns -= before->reduce_ns;
+}
+
+static fsdp_status train_step(trainer *t, int64_t step, step_record *r)
+{
+    const train_settings *s = t->s;
+    fsdp_comm_stats before;
+    fsdp_exact_sum sums[2] = { 0 };
+    clocks c = { 0 };
+    double start = cli_clock();
+    fsdp_comm_get_stats(t->comm, &before);
+    fsdp_comm_set_step(t->comm, step + 1);
+    for (int64_t leaf = t->rank; leaf < t->run->leaves; leaf += t->size) FSDP_TRY(train_leaf(t, step, leaf, &c, sums));
+    double between = cli_clock();
+    FSDP_TRY(fsdp_comm_sum_exact_sums(t->comm, sums, 2));
+    double count = fsdp_exact_sum_value(&sums[1]);
+    r->step = step + 1;
+    r->loss = count > 0 ? fsdp_exact_sum_value(&sums[0]) / count : 0;
+    FSDP_TRY(optimizer_step(t, step, r));
+    double end = cli_clock();
+    t->tokens += s->batch * s->seq;
+    FSDP_TRY(measure_memory(t));
+    fsdp_comm_get_stats(t->comm, &r->collectives);
+    subtract(&r->collectives, &before);
+    r->tokens = t->tokens;
+    r->step_ms = (end - start) * 1e3;
+    r->wall_s = end - t->run->start_s;
+    r->forward_ms = c.forward * 1e3;
+    r->backward_ms = c.backward * 1e3;
+    r->optimizer_ms = (end - between) * 1e3;
+    r->wait_ms = (double)r->collectives.wait_ns * 1e-6;
+    r->copy_ms = (double)r->collectives.copy_ns * 1e-6;
+    r->reduce_ms = (double)r->collectives.reduce_ns * 1e-6;
+    r->private_mib = t->memory;
+    r->shared_mib = t->memory + t->size;
+    r->ranks = t->size;
+    return FSDP_OK;
+}
+
+/* ---- evaluation ---- */
+
+static fsdp_status eval_batch(trainer *t, int64_t first_window, fsdp_exact_sum sums[2])
+{
+    const train_settings *s = t->s;
+    const int64_t shape[] = { s->micro_batch, s->seq };
+    fsdp_tape *tape;
+    fsdp_tensor *ids, *labels, *loss;
+    double sum, count;
+    FSDP_TRY(fsdp_dataset_eval_batch(t->run->val, s->seq, first_window, s->micro_batch, t->inputs, t->labels));
+    FSDP_TRY(fsdp_tape_begin_with(&tape, t->comm, &(fsdp_tape_opts){ .device = t->device, .eval = true }));
+    FSDP_TRY(fsdp_tensor_from_i32(&ids, tape, t->inputs, 2, shape));
+    FSDP_TRY(fsdp_tensor_from_i32(&labels, tape, t->labels, 2, shape));
+    FSDP_TRY(fsdp_model_loss(t->model, tape, ids, labels, &loss));
+    FSDP_TRY(fsdp_loss_read(loss, &sum, &count));
+    FSDP_TRY(fsdp_tape_end(tape));
+    fsdp_exact_sum_add(&sums[0], sum);
+    fsdp_exact_sum_add(&sums[1], count);
+    return FSDP_OK;
+}
+
+static fsdp_status evaluate(trainer *t, step_record *r)
+{
+    const train_settings *s = t->s;
+    int64_t windows, batches;
+    fsdp_exact_sum sums[2] = { 0 };
+    fsdp_comm_set_phase(t->comm, "evaluation");
+    FSDP_TRY(fsdp_eval_windows(fsdp_dataset_tokens(t->run->val), s->seq, &windows));
+    batches = (windows + s->micro_batch - 1) / s->micro_batch;
+    if (s->eval_batches > 0 && s->eval_batches < batches) batches = s->eval_batches;
+    /* All ranks make the same number of passes; a batch beyond the last counts nothing. */
+    for (int64_t b = 0; b < batches; b += t->size) {
+        int64_t mine = b + t->rank;
+        FSDP_TRY(eval_batch(t, mine < batches ? mine * s->micro_batch : windows, sums));
+    }
+    FSDP_TRY(fsdp_comm_sum_exact_sums(t->comm, sums, 2));
+    r->evaluated = true;
+    r->val_tokens = (int64_t)fsdp_exact_sum_value(&sums[1]);
+    r->val_loss = r->val_tokens > 0 ? fsdp_exact_sum_value(&sums[0]) / (double)r->val_tokens : 0;
+    return FSDP_OK;
+}
+
+/* ---- checkpoints and the end ---- */
+
+static fsdp_status save(trainer *t, int64_t step)
+{
+    char folder[4300];
+    if (t->saved_step == step) return FSDP_OK;
+    fsdp_comm_set_phase(t->comm, "save");
+    snprintf(folder, sizeof(folder), "%s/checkpoints", t->s->out);
+    FSDP_TRY(fsdp_checkpoint_save(t->checkpoint, folder, step, (int)t->s->keep));
+    t->saved_step = step;
+    if (t->rank == 0) progress_say(&t->progress, "saved %s/step-%08lld", folder, (long long)step);
+    return FSDP_OK;
+}
+
+static fsdp_status finish(trainer *t, const step_record *last, bool asked)
+{
+    const train_settings *s = t->s;
+    FSDP_TRY(save(t, last->step));
+    if (last->step < s->steps) {
+        if (t->rank == 0)
+            progress_say(&t->progress, "%s after step %lld of %lld; go on with: fsdp train --out %s --resume latest", asked ? "stopped, as asked," : "stopped",
+                         (long long)last->step, (long long)s->steps, s->out);
+        return FSDP_OK;
+    }
+    fsdp_comm_set_phase(t->comm, "writing the model");
+    FSDP_TRY(fsdp_model_save(t->model, s->out));
+    if (t->rank == 0) progress_say(&t->progress, "wrote %s/model.safetensors and config.json", s->out);
+    return FSDP_OK;
+}
+
+/* Rank 0 writes; all learn whether it could, and whether anybody still reads. */
+static fsdp_status record(trainer *t, const step_record *r)
+{
+    fsdp_status st = FSDP_OK;
+    if (t->rank == 0) {
+        progress_step(&t->progress, r, (double)(t->s->batch * t->s->seq) / (r->step_ms * 1e-3));
+        if (r->evaluated) progress_say(&t->progress, "step %lld  validation loss %.4f over %lld tokens", (long long)r->step, r->val_loss, (long long)r->val_tokens);
+        st = run_folder_log(t->log, r);
+        if (t->progress.broken && !t->progress.quiet) { /* as when it is told to stop: nobody listens any more */
+            t->progress.quiet = true;
+            fsdp_comm_request_stop(t->comm);
+        }
+    }
+    return fsdp_comm_agree(t->comm, st);
+}
+
+static fsdp_status train_loop(trainer *t)
+{
+    const train_settings *s = t->s;
+    int64_t until = s->stop_after > 0 ? s->stop_after : s->steps;
+    bool stop = false;
+    step_record r = { 0 };
+    for (int64_t step = t->run->first_step; step < until && !stop; step++) {
+        r = (step_record){ 0 };
+        FSDP_TRY(train_step(t, step, &r));
+        bool last = step + 1 == s->steps;
+        if (t->run->val != NULL && (last || (s->eval_every > 0 && (step + 1) % s->eval_every == 0))) FSDP_TRY(evaluate(t, &r));
+        FSDP_TRY(record(t, &r));
+        if (s->save_every > 0 && (step + 1) % s->save_every == 0) FSDP_TRY(save(t, step + 1));
+        FSDP_TRY(fsdp_comm_stop_agreed(t->comm, &stop));
+    }
+    return finish(t, &r, stop);
+}
+
+static void announce(trainer *t)
+{
+    const train_settings *s = t->s;
+    fsdp_info i;
+    fsdp_get_info(&i);
+    progress_say(&t->progress, "%s: %lld parameters on %d rank%s of %d thread%s, %s, mode %s; %s, %s %s", s->model, (long long)fsdp_module_numel(fsdp_model_module(t->model)),
+                 t->size, t->size > 1 ? "s" : "", fsdp_comm_threads(t->comm), fsdp_comm_threads(t->comm) > 1 ? "s" : "", fsdp_comm_transport(t->comm),
+                 fsdp_mode_name((fsdp_mode)s->mode), i.instruction_set, i.gemm, i.gemm_version);
+    progress_say(&t->progress, "%lld training tokens%s; a step is %lld sequences of %lld in %lld micro-batches", (long long)fsdp_dataset_tokens(t->run->train),
+                 fsdp_dataset_is_text(t->run->train) ? " (bytes)" : "", (long long)s->batch, (long long)s->seq, (long long)t->run->leaves);
+    if (cli_is_set(train_options, train_option_count, s, "prefetch") && s->transport == 0)
+        progress_say(&t->progress, "note: --prefetch has no effect on transport shm: a gather copies nothing there");
+    if (t->run->checkpoint[0] != '\0') progress_say(&t->progress, "resumed from %s at step %lld", t->run->checkpoint, (long long)t->run->first_step);
+}
+
+static fsdp_status train_rank(fsdp_comm *world, void *arg)
+{
+    const train_run *run = arg;
+    trainer t = { .run = run, .s = &run->s, .comm = world, .rank = fsdp_comm_rank(world), .size = fsdp_comm_size(world), .model = run->model, .saved_step = -1 };
+    progress_init(&t.progress, run);
+    fsdp_status st = set_up(&t);
+    if (st == FSDP_OK) {
+        if (t.rank == 0) announce(&t);
+        t.progress.started_s = cli_clock();
+        if (run->checkpoint[0] != '\0') t.saved_step = run->first_step;
+        st = train_loop(&t);
+    }
+    progress_end(&t.progress);
+    if (st == FSDP_OK) tear_down(&t); /* after an error the process ends: nothing collective any more */
+    return st;
+}
+
+/* ---- the command ---- */
+
+int cmd_train(int argc, char **argv)
+{
+    static train_run run; /* large, and inherited by the ranks */
+    int code;
+    run.start_s = cli_clock();
+    if (!cli_parse("train", "--model NAME --data FILE ... --out DIR [OPTIONS]\n       fsdp train --out DIR --resume latest [OPTIONS]", train_options, train_option_count, &run.s,
+                   argc, argv, &code))
+        return code;
+    code = train_prepare(&run);
+    if (code == 0) code = run_folder_open(&run);
+    if (code == 0) {
+        fsdp_launch_opts o = { .ranks = (int)run.s.ranks, .threads = (int)run.s.threads, .transport = run.s.transport == 1 ? "copy" : run.s.ranks > 1 ? "shm" : NULL };
+        if (fsdp_launch(&o, train_rank, &run) != FSDP_OK) code = cli_fail("%s", fsdp_last_error_message());
+    }
+    train_release(&run);
+    return code;
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: MIT */
+#include "cli/train_settings.h"
+
+#include "cli/run_folder.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define AT(field) offsetof(train_settings, field)
+#define BIG       9e15
+
+const cli_option train_options[] = {
+    { .name = "model", .kind = CLI_TEXT, .offset = AT(model), .value = "NAME|DIR|FILE", .help = "gpt2-3m, gpt2-10m, gpt2-124m, or a config.json or a folder with one" },
+    { .name = "data", .kind = CLI_LIST, .offset = AT(data), .value = "FILE", .help = "text (bytes) or token files (llm.c's, nanoGPT's .bin); patterns in quotes" },
+    { .name = "val", .kind = CLI_LIST, .offset = AT(val), .value = "FILE", .help = "data for evaluation; without it the last part of --data" },
+    { .name = "val-fraction", .kind = CLI_FLOAT, .offset = AT(val_fraction), .value = "X", .fallback = "0.1", .help = "how large that part is; 0: no evaluation", .min = 0, .max = 0.9 },
+    { .name = "out", .kind = CLI_TEXT, .offset = AT(out), .value = "DIR", .help = "where run.json, log.jsonl, checkpoints and the model go", .required = true, .of_the_call = true },
+    { .name = "ranks", .kind = CLI_INT, .offset = AT(ranks), .value = "N", .help = "[the CPUs allowed, as far as they divide the micro-batches]", .min = 1, .max = 4096, .of_the_call = true },
+    { .name = "threads", .kind = CLI_INT, .offset = AT(threads), .value = "N", .help = "of each rank [CPUs / ranks]", .min = 1, .max = 1024, .of_the_call = true },
+    { .name = "steps", .kind = CLI_INT, .offset = AT(steps), .value = "N", .fallback = "1000", .help = "of the whole run, and of its schedule", .min = 1, .max = BIG },
+    { .name = "stop-after", .kind = CLI_INT, .offset = AT(stop_after), .value = "N", .help = "save and leave when the run has had N steps; the schedule stays that of --steps", .min = 1, .max = BIG, .of_the_call = true },
+    { .name = "batch", .kind = CLI_INT, .offset = AT(batch), .value = "SEQUENCES", .fallback = "8", .help = "a step, over all ranks", .min = 1, .max = 1e9 },
+    { .name = "micro-batch", .kind = CLI_INT, .offset = AT(micro_batch), .value = "SEQUENCES", .help = "a rank and pass [batch / 8, or what comes near]; the same bits on every number of ranks that divides batch / micro-batch", .min = 1, .max = 1e9 },
+    { .name = "seq", .kind = CLI_INT, .offset = AT(seq), .value = "N", .help = "tokens of a sequence [the model's context]", .min = 1, .max = 1e9 },
+    { .name = "lr", .kind = CLI_FLOAT, .offset = AT(lr), .value = "X", .fallback = "0.001", .help = "the highest learning rate", .min = 0, .max = 1e9 },
+    { .name = "min-lr", .kind = CLI_FLOAT, .offset = AT(min_lr), .value = "X", .help = "where the schedule ends [lr / 10]", .min = 0, .max = 1e9 },
+    { .name = "warmup", .kind = CLI_INT, .offset = AT(warmup), .value = "N", .help = "steps of linear rise [steps / 20]", .min = 0, .max = BIG },
+    { .name = "schedule", .kind = CLI_CHOICE, .offset = AT(schedule), .value = "cosine|linear|constant", .fallback = "cosine", .help = "after the warm-up" },
+    { .name = "weight-decay", .kind = CLI_FLOAT, .offset = AT(weight_decay), .value = "X", .fallback = "0.1", .help = "of weights; biases and norms are not decayed", .min = 0, .max = 1e9 },
+    { .name = "beta1", .kind = CLI_FLOAT, .offset = AT(beta1), .value = "X", .fallback = "0.9", .help = "of AdamW", .min = 1e-9, .max = 0.999999999 },
+    { .name = "beta2", .kind = CLI_FLOAT, .offset = AT(beta2), .value = "X", .fallback = "0.95", .help = "of AdamW", .min = 1e-9, .max = 0.999999999 },
+    { .name = "eps", .kind = CLI_FLOAT, .offset = AT(eps), .value = "X", .fallback = "1e-8", .help = "of AdamW", .min = 1e-30, .max = 1 },
+    { .name = "clip", .kind = CLI_FLOAT, .offset = AT(clip), .value = "X", .fallback = "1", .help = "largest gradient norm; 0: no clipping", .min = 0, .max = 1e30 },
+    { .name = "dropout", .kind = CLI_FLOAT, .offset = AT(dropout), .value = "X", .help = "[what the model's config says; 0 for the named models]", .min = 0, .max = 0.99 },
+    { .name = "seed", .kind = CLI_INT, .offset = AT(seed), .value = "N", .fallback = "1", .help = "of initial values, the order of data, and dropout", .min = 0, .max = BIG },
+    { .name = "eval-every", .kind = CLI_INT, .offset = AT(eval_every), .value = "N", .help = "steps between evaluations [only at the end]", .min = 1, .max = BIG },
+    { .name = "eval-batches", .kind = CLI_INT, .offset = AT(eval_batches), .value = "N", .help = "micro-batches of an evaluation [all]", .min = 1, .max = BIG },
+    { .name = "save-every", .kind = CLI_INT, .offset = AT(save_every), .value = "N", .help = "steps between checkpoints [only at the end]", .min = 1, .max = BIG },
+    { .name = "keep", .kind = CLI_INT, .offset = AT(keep), .value = "N", .fallback = "3", .help = "how many checkpoints stay", .min = 1, .max = 1e6 },
+    { .name = "log-every", .kind = CLI_INT, .offset = AT(log_every), .value = "N", .fallback = "10", .help = "steps between printed lines, where no terminal shows progress", .min = 1, .max = BIG, .of_the_call = true },
+    { .name = "resume", .kind = CLI_TEXT, .offset = AT(resume), .value = "latest|DIR", .help = "go on from a checkpoint; its settings hold but for those given here", .of_the_call = true },
+    { .name = "init", .kind = CLI_TEXT, .offset = AT(init), .value = "DIR|FILE", .help = "begin with the weights of a model in Hugging Face's format" },
+    { .name = "mode", .kind = CLI_CHOICE, .offset = AT(mode), .value = "full|grad-op|optimizer|none", .fallback = "full", .help = "what is sharded: all (ZeRO-3), gradients and optimizer (2), optimizer (1), nothing", .of_the_call = true },
+    { .name = "prefetch", .kind = CLI_INT, .offset = AT(prefetch), .value = "N", .fallback = "1", .help = "units gathered ahead", .min = 0, .max = 64, .of_the_call = true },
+    { .name = "transport", .kind = CLI_CHOICE, .offset = AT(transport), .value = "shm|copy", .fallback = "shm", .help = "shared memory, or (for tests) copies as over a network", .of_the_call = true },
+    { .name = "device", .kind = CLI_CHOICE, .offset = AT(device), .value = "cpu|guard", .fallback = "cpu", .help = "guard: a test device that runs late and that the host may not touch", .of_the_call = true },
+    { .name = "no-progress", .kind = CLI_FLAG, .offset = AT(no_progress), .help = "plain lines also on a terminal", .of_the_call = true },
+    { .name = "quiet", .kind = CLI_FLAG, .offset = AT(quiet), .help = "print nothing but errors", .of_the_call = true },
+};
+const int train_option_count = sizeof(train_options) / sizeof(train_options[0]);
+
+double cli_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static bool is_set(const train_run *run, const char *name)
+{
+    return cli_is_set(train_options, train_option_count, &run->s, name);
+}
+
+/* ---- resuming: the checkpoint's settings are the defaults ---- */
+
+static void note_difference(const char *name, const char *was, const char *is, void *arg)
+{
+    const train_run *run = arg;
+    if (!run->s.quiet) printf("resume: --%s was %s, and is now %s: the command line wins\n", name, was, is);
+}
+
+static int find_checkpoint(train_run *run)
+{
+    char folder[4200];
+    snprintf(folder, sizeof(folder), "%s/checkpoints", run->s.out);
+    if (strcmp(run->s.resume, "latest") != 0) {
+        snprintf(run->checkpoint, sizeof(run->checkpoint), "%s", run->s.resume);
+        return 0;
+    }
+    int skipped = 0;
+    if (fsdp_checkpoint_latest(folder, run->checkpoint, sizeof(run->checkpoint), NULL, &skipped) != FSDP_OK)
+        return cli_fail("--resume latest: %s", fsdp_last_error_message());
+    if (skipped > 0 && !run->s.quiet) printf("resume: skipped %d newer checkpoint%s that %s not complete\n", skipped, skipped > 1 ? "s" : "", skipped > 1 ? "are" : "is");
+    return 0;
+}
+
+static int take_saved_settings(train_run *run)
+{
+    fsdp_checkpoint_reader *r;
+    json_error_t error;
+    int code = find_checkpoint(run);
+    if (code != 0) return code;
+    if (fsdp_checkpoint_reader_open(&r, run->checkpoint) != FSDP_OK) return cli_fail("%s", fsdp_last_error_message());
+    const char *text = fsdp_checkpoint_reader_text(r, "settings");
+    run->saved = text != NULL ? json_loads(text, 0, &error) : NULL;
+    run->first_step = fsdp_checkpoint_reader_step(r);
+    fsdp_checkpoint_reader_close(r);
+    if (run->saved == NULL) return cli_fail("%s is no checkpoint of fsdp train: it has no settings", run->checkpoint);
+    static const char *const fixed[] = { "model", "init", "seq" };
+    for (size_t i = 0; i < sizeof(fixed) / sizeof(fixed[0]); i++) {
+        const json_t *was = json_object_get(run->saved, fixed[i]);
+        if (!is_set(run, fixed[i]) || was == NULL) continue;
+        const char *is = i == 0 ? run->s.model : i == 1 ? run->s.init : NULL;
+        bool same = i == 2 ? json_is_integer(was) && json_integer_value(was) == run->s.seq : json_is_string(was) && strcmp(json_string_value(was), is) == 0;
+        if (!same) return cli_usage("train: --%s cannot change on --resume: leave it out, or begin a new run in another --out", fixed[i]);
+    }
+    cli_from_json(train_options, train_option_count, &run->s, run->saved, note_difference, run);
+    return 0;
+}
+
+/* ---- what does not go together ---- */
+
+static int refuse_nonsense(const train_run *run)
+{
+    const train_settings *s = &run->s;
+    bool resumes = s->resume != NULL;
+    if (!resumes && s->model == NULL) return cli_usage("train: --model is required (fsdp train --help)");
+    if (!resumes && s->data.count == 0) return cli_usage("train: --data is required (fsdp train --help)");
+    if (resumes && is_set(run, "init")) return cli_usage("train: --init and --resume both say where the weights come from: give one");
+    if (s->val.count > 0 && is_set(run, "val-fraction")) return cli_usage("train: --val-fraction cuts the evaluation data from --data, but --val gives it: leave one out");
+    if (s->stop_after > s->steps) return cli_usage("train: --stop-after %lld is more than --steps %lld", (long long)s->stop_after, (long long)s->steps);
+    if (s->schedule == FSDP_SCHEDULE_CONSTANT && is_set(run, "min-lr")) return cli_usage("train: --min-lr has no effect with --schedule constant: leave it out");
+    if (is_set(run, "min-lr") && s->min_lr > s->lr) return cli_usage("train: --min-lr %g is more than --lr %g", s->min_lr, s->lr);
+    if (is_set(run, "warmup") && s->warmup > s->steps) return cli_usage("train: --warmup %lld is more than --steps %lld", (long long)s->warmup, (long long)s->steps);
+    if (s->quiet && s->no_progress) return cli_usage("train: --quiet prints no progress: leave --no-progress out");
+    if (s->quiet && is_set(run, "log-every")) return cli_usage("train: --quiet prints no lines: leave --log-every out");
+    bool evaluates = s->val.count > 0 || s->val_fraction > 0;
+    if (!evaluates && (is_set(run, "eval-every") || is_set(run, "eval-batches"))) return cli_usage("train: --eval-every and --eval-batches have no effect: --val-fraction 0 leaves no data to evaluate on");
+    return 0;
+}
+
+/* ---- what was left open ---- */
+
+static int64_t largest_divisor(int64_t of, int64_t most)
+{
+    int64_t d = most < of ? most : of;
+    while (d > 1 && of % d != 0) d--;
+    return d > 0 ? d : 1;
+}
+
+static int fill_in(train_run *run)
+{
+    train_settings *s = &run->s;
+    /* Not by the number of ranks: a run has the same bits on 1, 2, 4 and 8 of them without being asked. */
+    if (s->micro_batch == 0) s->micro_batch = s->batch / largest_divisor(s->batch, 8);
+    if (s->batch % s->micro_batch != 0) return cli_usage("train: --batch %lld is no multiple of --micro-batch %lld", (long long)s->batch, (long long)s->micro_batch);
+    run->leaves = s->batch / s->micro_batch;
+    int64_t cpus = fsdp_cpus_allowed();
+    if (s->ranks == 0) s->ranks = largest_divisor(run->leaves, s->threads > 0 ? (cpus / s->threads > 0 ? cpus / s->threads : 1) : cpus);
+    if (run->leaves % s->ranks != 0)
+        return cli_usage("train: a step has %lld micro-batches (--batch %lld / --micro-batch %lld), which %lld ranks do not divide: choose --ranks or --micro-batch so that they do",
+                         (long long)run->leaves, (long long)s->batch, (long long)s->micro_batch, (long long)s->ranks);
+    if (s->threads == 0) s->threads = cpus / s->ranks > 0 ? cpus / s->ranks : 1;
+    if (!is_set(run, "warmup") && run->saved == NULL) s->warmup = s->steps / 20;
+    if (!is_set(run, "min-lr") && (run->saved == NULL || is_set(run, "lr"))) s->min_lr = s->schedule == FSDP_SCHEDULE_CONSTANT ? s->lr : s->lr / 10;
+    return 0;
+}
+
+/* ---- model and data ---- */
+
+static int open_data(train_run *run)
+{
+    train_settings *s = &run->s;
+    const fsdp_gpt2_config *c = fsdp_model_gpt2_config(run->model);
+    fsdp_dataset_opts o = { .paths = s->data.item, .path_count = s->data.count, .vocab_size = c->vocab_size, .seq = s->seq };
+    if (s->val.count == 0 && s->val_fraction > 0) {
+        o.val_fraction = s->val_fraction;
+        o.part = FSDP_DATASET_TRAIN;
+    }
+    if (fsdp_dataset_open(&run->train, &o) != FSDP_OK) return cli_fail("--data: %s", fsdp_last_error_message());
+    if (fsdp_sampler_init(&run->sampler, fsdp_dataset_tokens(run->train), s->seq, (uint64_t)s->seed) != FSDP_OK) return cli_fail("--data: %s", fsdp_last_error_message());
+    o.seq = 1;
+    if (s->val.count > 0) {
+        o = (fsdp_dataset_opts){ .paths = s->val.item, .path_count = s->val.count, .vocab_size = c->vocab_size, .seq = 1 };
+    } else if (s->val_fraction > 0) {
+        o.part = FSDP_DATASET_VAL;
+    } else {
+        return 0;
+    }
+    if (fsdp_dataset_open(&run->val, &o) != FSDP_OK) return cli_fail("%s: %s", s->val.count > 0 ? "--val" : "the evaluation part of --data", fsdp_last_error_message());
+    return 0;
+}
+
+static int open_model(train_run *run)
+{
+    train_settings *s = &run->s;
+    if (run->saved != NULL) {
+        /* The config travels in the checkpoint: the file that --model named may be gone. */
+        const char *text = json_string_value(json_object_get(run->saved, "config"));
+        fsdp_gpt2_config c;
+        if (text == NULL || fsdp_gpt2_config_parse(&c, text, run->checkpoint) != FSDP_OK || fsdp_model_create_gpt2(&run->model, &c) != FSDP_OK)
+            return cli_fail("%s: the model's config: %s", run->checkpoint, text == NULL ? "is missing" : fsdp_last_error_message());
+    } else if (fsdp_model_create(&run->model, s->model) != FSDP_OK) {
+        return cli_fail("--model: %s", fsdp_last_error_message());
+    }
+    if (is_set(run, "dropout") && fsdp_model_set_dropout(run->model, (float)s->dropout) != FSDP_OK) return cli_fail("--dropout: %s", fsdp_last_error_message());
+    s->dropout = (double)fsdp_model_gpt2_config(run->model)->resid_pdrop;
+    int64_t context = fsdp_model_gpt2_config(run->model)->n_positions;
+    if (s->seq == 0) s->seq = context;
+    if (s->seq > context) return cli_usage("train: --seq %lld is more than the model's %lld positions", (long long)s->seq, (long long)context);
+    return 0;
+}
+
+int train_prepare(train_run *run)
+{
+    int code = 0;
+    if (run->s.resume != NULL) code = take_saved_settings(run);
+    if (code == 0) code = refuse_nonsense(run);
+    if (code == 0) code = fill_in(run);
+    if (code == 0) code = open_model(run);
+    if (code == 0) code = open_data(run);
+    if (code != 0) return code;
+    if (run->first_step >= run->s.steps)
+        return cli_fail("the run is finished: %s has all %lld steps; give a larger --steps to go on", run->checkpoint, (long long)run->s.steps);
+    if (run->s.stop_after > 0 && run->first_step >= run->s.stop_after)
+        return cli_fail("%s is at step %lld already: --stop-after %lld leaves nothing to do", run->checkpoint, (long long)run->first_step, (long long)run->s.stop_after);
+    return 0;
+}
+
+void train_release(train_run *run)
+{
+    fsdp_dataset_close(run->train);
+    fsdp_dataset_close(run->val);
+    fsdp_model_destroy(run->model);
+    json_decref(run->saved);
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The settings of a training run, and what is derived from them before ranks are started. */
+#ifndef FSDP_CLI_TRAIN_SETTINGS_H
+#define FSDP_CLI_TRAIN_SETTINGS_H
+
+#include "cli/args.h"
+
+#include <fsdp/fsdp.h>
+
+typedef struct train_settings {
+    cli_given given;
+    const char *model, *out, *resume, *init;
+    cli_list data, val;
+    double val_fraction;
+    int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
+    double lr, min_lr, weight_decay, beta1, beta2, eps, clip, dropout;
+    int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch;
+    int schedule, mode, transport, device;
+    bool no_progress, quiet;
+} train_settings;
+
+extern const cli_option train_options[];
+extern const int train_option_count;
+
+/* A run, ready for its ranks: opened before they are forked, so that what is wrong is said once, and files are scanned once. */
+typedef struct train_run {
+    train_settings s;
+    fsdp_model *model;
+    fsdp_dataset *train, *val; /* val NULL: no evaluation */
+    fsdp_sampler sampler;
+    int64_t leaves;            /* micro-batches of a step, over all ranks */
+    char checkpoint[4400];     /* to resume from; "": none */
+    int64_t first_step;        /* steps done before */
+    json_t *saved;             /* settings of the checkpoint; borrowed strings are in it */
+    double start_s;            /* clock at launch */
+} train_run;
+
+/* Checks settings against each other, fills in what was left open, opens model and data. Prints what is wrong and returns
+ * the exit status; 0: all well. */
+int train_prepare(train_run *run);
+void train_release(train_run *run);
+
+double cli_clock(void); /* seconds */
+
+#endif
