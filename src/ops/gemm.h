@@ -34,6 +34,16 @@ typedef struct fsdpi_gemm {
     int64_t lda, ldb, ldc;
 } fsdpi_gemm;
 fsdp_status fsdpi_gemm_run(const fsdp_kernel *k, const fsdpi_gemm *g);
+
+/* How a result of M x N is cut into pieces for threads: a function of the shape alone. */
+typedef struct fsdpi_gemm_cut {
+    int64_t rows, cols;             /* of a piece; the last ones are smaller */
+    int64_t row_pieces, col_pieces; /* piece i is row piece i / col_pieces, column piece i % col_pieces */
+} fsdpi_gemm_cut;
+fsdpi_gemm_cut fsdpi_gemm_cut_of(int64_t M, int64_t N);
+/* Piece i of g. */
+fsdpi_gemm fsdpi_gemm_piece(const fsdpi_gemm *g, const fsdpi_gemm_cut *cut, int64_t i);
+
 /* One thread, one call of the library; for kernels that are parallel themselves. `kind` as found, or for tests. */
 fsdp_status fsdpi_gemm_call(fsdpi_gemm_kind kind, const fsdpi_gemm *g);
 
