@@ -41,8 +41,14 @@ static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
     fsdpi_layer_norm_backward_args a = { .dy = fsdpi_grad_of(y), .x = n->saved[SAVED_X]->data, .mean = n->saved[SAVED_MEAN]->data,
                                          .rstd = n->saved[SAVED_RSTD]->data, .M = at->M, .C = at->C };
     if (!at->residual) {
+        void *unwanted = NULL;
         FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_X], &a.dx, &a.dx_beta));
-        return launch_backward(tape, n, &a);
+        /* The kernel writes dx in any case; where the input is data, nobody wants it. */
+        if (a.dx == NULL) FSDP_TRY(fsdpi_scratch(tape, (size_t)(at->M * at->C) * sizeof(float), &unwanted));
+        if (unwanted != NULL) a.dx = unwanted;
+        fsdp_status done = launch_backward(tape, n, &a);
+        fsdpi_scratch_free(tape, unwanted);
+        return done;
     }
     if (a.dy == NULL) { /* the norm was not used, only the sum */
         FSDP_TRY(fsdpi_grad_share(tape, n->in[IN_X], sum->grad));
