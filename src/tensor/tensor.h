@@ -24,6 +24,8 @@ void fsdpi_storage_release(fsdpi_storage *s); /* NULL is accepted */
 typedef struct fsdpi_source {
     const float *(*data)(void *ctx, int index);
     float *(*grad)(void *ctx, int index, float *beta);
+    /* Whether data() will still do until the tape goes back, without a scope of its module being open. */
+    bool (*stays)(void *ctx, const fsdp_tape *tape);
     void *ctx;
     int index;
 } fsdpi_source;
