@@ -164,7 +164,8 @@ static fsdp_status init_unit(fsdp_module *m, keyed_init *k)
 fsdp_status fsdp_module_init_keyed(fsdp_module *m, fsdp_init_kind kind, uint64_t seed)
 {
     FSDP_TRY(check_kind(kind));
-    fsdp_unit_list units = fsdp_module_units(m);
+    fsdp_unit_list units;
+    FSDP_TRY(fsdpi_module_units(m, &units));
     FSDP_TRY(fsdpi_module_each_param(m, check_inside, &(outside){ units }));
     FSDP_TRY(fsdpi_module_each_param(m, note_param, &(keyed_init){ .kind = kind, .seed = seed })); /* those in no unit */
     for (int i = 0; i < units.count; i++) FSDP_TRY(init_unit(m, &(keyed_init){ .kind = kind, .seed = seed, .unit = units.units[i] }));

@@ -482,6 +482,11 @@ static void test_names(void **state)
         assert_int_equal(fsdp_module_numel(m), 84);
         assert_int_equal(fsdp_module_units(m).count, wraps);
     }
+    /* a list of units stays good while the tree is as it is, whatever else is asked of it */
+    fsdp_unit_list units = fsdp_module_units(m);
+    assert_ok(fsdp_summon_begin(m, &(fsdp_summon_opts){ .recurse = true }));
+    assert_ok(fsdp_summon_end(m));
+    assert_ptr_equal(units.units, fsdp_module_units(m).units);
     /* reading while going through the list: the list is good until the next one */
     assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
     for (int i = 0; i < n; i++) {
