@@ -23,7 +23,8 @@ void fsdpi_region_destroy(fsdpi_region *r, bool together);
 fsdp_status fsdpi_region_map(const fsdpi_region *r, fsdp_device *dev, size_t at, size_t bytes, bool writable, void **out);
 void fsdpi_region_unmap(const fsdpi_region *r, fsdp_device *dev, void *p, size_t bytes);
 
-/* The counters of a flat: published[size], done[size]; of a window: posted[size], taken[size]. */
+/* The counters of a flat: published[size]; done[size], which is v + 1 after done(v), for version 0 has readers too. Of
+ * a window: posted[size], taken[size]. */
 static inline fsdpi_counter *fsdpi_first_counter(const fsdpi_region *r, int rank)
 {
     return &r->counter[rank];

@@ -97,12 +97,12 @@ static void *flat_slice(fsdpi_flat *f)
 
 static fsdp_status flat_done(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), v);
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), v + 1);
 }
 
 static fsdp_status flat_open(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_wait(s, &f->region, true, -1, v - 1, "write", f->name);
+    return fsdpi_launch_wait(s, &f->region, true, -1, v, "write", f->name);
 }
 
 static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s)
