@@ -53,8 +53,11 @@ void fsdp_comm_destroy(fsdp_comm *comm)
     if (comm->attached != NULL) comm->attached_destroy(comm->attached);
     fsdpi_error kept;
     fsdpi_error_save(&kept);
-    fsdpi_comm_heap_unmap(comm, comm->block, comm->block_bytes);
     fsdpi_world *world = comm->world;
+    /* The world's own block, the first of the heap, stays: its ranks may join again. */
+    bool last = comm->block_offset > 0 && atomic_fetch_add(&comm->block->left, 1) + 1 == comm->size;
+    fsdpi_comm_heap_unmap(comm, comm->block, comm->block_bytes);
+    if (last) fsdpi_heap_free(world, comm->block_offset, comm->block_bytes);
     bool owns = comm->owns_world;
     fsdpi_free(comm->world_ranks);
     fsdpi_free(comm);
@@ -321,13 +324,6 @@ fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, size_t bytes, size_t *offset)
     FSDP_FAIL_IF(got.st != FSDP_OK, got.st, "rank %d has no shared memory for %zu bytes", comm->world_ranks[0], bytes);
     *offset = got.offset;
     return FSDP_OK;
-}
-
-void fsdpi_comm_heap_free(fsdp_comm *comm, size_t offset, size_t bytes)
-{
-    /* Only when all have come is nobody using it; where they do not come, the job ends and the memory with it. */
-    if (fsdpi_comm_exchange(comm, FSDPI_OP_FREE, NULL, "", 0, NULL) != FSDP_OK) return;
-    if (comm->rank == 0) fsdpi_heap_free(comm->world, offset, bytes);
 }
 
 /* ---- split and reset ---- */

@@ -26,7 +26,6 @@
     X(FSDPI_OP_AGREE, "agreement on errors")                                                                \
     X(FSDPI_OP_SPLIT, "split")                                                                              \
     X(FSDPI_OP_ALLOC, "allocation of shared memory")                                                        \
-    X(FSDPI_OP_FREE, "release of shared memory")                                                            \
     X(FSDPI_OP_UNIT_CREATE, "creation of a unit")                                                           \
     X(FSDPI_OP_UNIT_DESTROY, "destruction of a unit")                                                       \
     X(FSDPI_OP_PASS_BEGIN, "beginning of a pass")                                                           \
@@ -75,6 +74,7 @@ typedef struct fsdpi_block {
     _Atomic int mismatch;    /* 1: mismatch_message is complete */
     _Atomic int mismatch_by; /* rank + 1 of who writes it */
     char mismatch_message[1024];
+    _Atomic int left; /* ranks that have destroyed the communicator: the last one gives the block back */
     _Alignas(64) fsdpi_member member[];
 } fsdpi_block;
 
@@ -124,8 +124,6 @@ fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_
 
 /* Collective: zeroed shared memory of the heap, the same offset on every rank. */
 fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, size_t bytes, size_t *offset);
-/* Collective: after it nobody uses the range. */
-void fsdpi_comm_heap_free(fsdp_comm *comm, size_t offset, size_t bytes);
 /* The range as host memory, read and write. */
 fsdp_status fsdpi_comm_heap_map(fsdp_comm *comm, size_t offset, size_t bytes, void **out);
 void fsdpi_comm_heap_unmap(fsdp_comm *comm, void *p, size_t bytes);

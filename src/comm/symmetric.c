@@ -12,23 +12,25 @@
 fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, int counters, size_t payload)
 {
     fsdpi_region r = { .comm = comm };
-    r.counter_bytes = fsdpi_round_up((size_t)counters * sizeof(fsdpi_counter), fsdpi_page_size());
+    r.counter_bytes = fsdpi_round_up((size_t)(counters + 1) * sizeof(fsdpi_counter), fsdpi_page_size());
     r.bytes = r.counter_bytes + fsdpi_round_up(payload, fsdpi_page_size());
     FSDP_TRY(fsdpi_comm_heap_alloc(comm, r.bytes, &r.offset));
     void *p;
     /* A rank that cannot map its part is told to all by whoever creates the region (fsdp_comm_agree). */
     FSDP_TRY(fsdpi_comm_heap_map(comm, r.offset, r.counter_bytes, &p));
     r.counter = p;
+    r.left = r.counter + counters;
     *out = r;
     return FSDP_OK;
 }
 
-void fsdpi_region_destroy(fsdpi_region *r, bool together)
+void fsdpi_region_destroy(fsdpi_region *r)
 {
     if (r->counter == NULL) return;
-    if (together) fsdpi_comm_heap_free(r->comm, r->offset, r->bytes);
+    bool last = (int)atomic_fetch_add(&r->left->value, 1) + 1 == r->comm->size;
     fsdpi_comm_heap_unmap(r->comm, r->counter, r->counter_bytes);
     r->counter = NULL;
+    if (last) fsdpi_heap_free(r->comm->world, r->offset, r->bytes);
 }
 
 fsdp_status fsdpi_region_map(const fsdpi_region *r, fsdp_device *dev, size_t at, size_t bytes, bool writable, void **out)

@@ -38,10 +38,8 @@ typedef struct fsdpi_transport_ops {
 
     /* Collective; required. edges[0..size]: bytes; rank r owns [edges[r], edges[r + 1]), maybe empty. */
     fsdp_status (*flat_create)(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name);
-    /* Collective; required; accepts NULL. All work on it has run. */
+    /* Required; accepts NULL. By this rank alone: what is shared goes when the last one has. All work on it has run. */
     void (*flat_destroy)(fsdpi_flat *f);
-    /* Required; accepts NULL. The same by this rank alone: what is shared is given up with the job. */
-    void (*flat_abandon)(fsdpi_flat *f);
     /* Required. Where this rank may keep its published slice so that publish() copies nothing; NULL: nowhere. */
     void *(*flat_slice)(fsdpi_flat *f);
     /* Required. This rank's reads of version v, on this stream so far, were its last. */
@@ -61,7 +59,7 @@ typedef struct fsdpi_transport_ops {
 
     /* Collective; required. Each rank gets a buffer of `bytes` on dev. */
     fsdp_status (*window_create)(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes);
-    /* Required. By this rank alone: windows go with the communicator. */
+    /* Required; accepts NULL. As flat_destroy. */
     void (*window_destroy)(fsdpi_window *w);
     /* Required. This rank's buffer: the same for the window's life. */
     void *(*window_buffer)(fsdpi_window *w);

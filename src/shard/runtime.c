@@ -72,7 +72,7 @@ static void destroy_runtime(void *attached)
     (void)!fsdpi_runtime_sync(rt);
     drop_owed(rt);
     drop_passes(rt);
-    while (rt->units != NULL) fsdpi_unit_drop(rt->units, false);
+    while (rt->units != NULL) fsdpi_unit_drop(rt->units);
     for (fsdpi_pooled *w = rt->windows, *next; w != NULL; w = next) {
         next = w->next;
         rt->comm->transport->window_destroy(w->window);

@@ -133,7 +133,7 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
         st = fsdp_comm_agree(comm, st);
     }
     if (st != FSDP_OK) {
-        fsdpi_unit_drop(u, false);
+        fsdpi_unit_drop(u);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
     fsdpi_unit_check(u);
@@ -171,7 +171,7 @@ void fsdpi_unit_rest(fsdp_unit *u)
     else (void)!fsdpi_unit_reshard(u);
 }
 
-void fsdpi_unit_drop(fsdp_unit *u, bool together)
+void fsdpi_unit_drop(fsdp_unit *u)
 {
     if (u == NULL) return;
     fsdpi_error kept;
@@ -187,14 +187,8 @@ void fsdpi_unit_drop(fsdp_unit *u, bool together)
             fsdpi_arena_free(u->ctx->arena, u->acc[k].next);
         }
     }
-    /* Not together: the mappings stay until the process ends, and the heap with the job. */
-    if (together) {
-        t->flat_destroy(u->flat);
-        t->flat_destroy(u->grad_flat);
-    } else {
-        t->flat_abandon(u->flat);
-        t->flat_abandon(u->grad_flat);
-    }
+    t->flat_destroy(u->flat);
+    t->flat_destroy(u->grad_flat);
     purge_orders(u->rt);
     drop_weights(u);
     if (u->prev != NULL) u->prev->following = u->following;
@@ -218,8 +212,8 @@ void fsdp_unit_destroy(fsdp_unit *unit)
         fsdpi_log(FSDP_LOG_WARN, "fsdp_unit_destroy: unit \"%s\" was not destroyed: a pass is open", unit->name);
         return;
     }
-    bool together = fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_UNIT_DESTROY, unit->name, 0) == FSDP_OK;
-    fsdpi_unit_drop(unit, together);
+    (void)!fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_UNIT_DESTROY, unit->name, 0);
+    fsdpi_unit_drop(unit);
 }
 
 /* ---- what it is ---- */

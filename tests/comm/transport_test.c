@@ -392,6 +392,54 @@ static void test_the_shared_view_is_read_only(void **state)
     }
 }
 
+/* ---- what is made goes away ---- */
+
+static size_t heap_in_use(const fsdp_comm *comm)
+{
+    const fsdpi_control *c = comm->world->control;
+    size_t n = c->top;
+    for (int i = 0; i < c->free_count; i++) n -= c->free[i].bytes;
+    return n;
+}
+
+static fsdp_status come_and_go(fsdp_comm *comm, void *arg)
+{
+    site x;
+    FSDP_TRY(open_site(&x, comm, arg));
+    size_t used = 0, top = 0;
+    for (int round = 0; round < 12; round++) {
+        FSDP_TRY(fsdp_comm_barrier(comm));
+        if (round == 1) used = heap_in_use(comm);
+        if (round == 6) top = comm->world->control->top;
+        if (round > 1) rank_check(heap_in_use(comm) == used);
+        if (round > 6) rank_check(comm->world->control->top == top);
+        FSDP_TRY(fsdp_comm_barrier(comm));
+        flat_at a, b;
+        fsdpi_window *w;
+        fsdp_comm *sub;
+        FSDP_TRY(open_flat(&x, &a, 5000, true));
+        FSDP_TRY(fsdp_comm_split(comm, fsdp_comm_rank(comm) % 2, 0, &sub));
+        FSDP_TRY(open_flat(&x, &b, 40000, true));
+        FSDP_TRY(x.t->window_create(&w, comm, x.dev, 9000));
+        for (uint32_t v = 1; v < 4; v++) FSDP_TRY(write_flat(&x, &a, v));
+        FSDP_TRY(read_flat(&x, &a, 3));
+        FSDP_TRY(read_flat(&x, &b, 0)); /* fresh memory is zero, whoever had it before */
+        FSDP_TRY(fsdp_stream_sync(x.s));
+        fsdp_comm_destroy(sub);
+        close_flat(&x, &a);
+        x.t->window_destroy(w);
+        close_flat(&x, &b);
+    }
+    close_site(&x);
+    return FSDP_OK;
+}
+
+static void test_shared_memory_comes_back(void **state)
+{
+    (void)state;
+    in_corners(come_and_go, &(corners){ .shared = 0 });
+}
+
 /* ---- counters ---- */
 
 static void test_counters_wrap(void **state)
@@ -421,6 +469,7 @@ int main(void)
         cmocka_unit_test(test_ready),
         cmocka_unit_test(test_copy_scribbles),
         cmocka_unit_test(test_the_shared_view_is_read_only),
+        cmocka_unit_test(test_shared_memory_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

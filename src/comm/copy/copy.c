@@ -46,23 +46,13 @@ struct fsdpi_flat {
     char name[FSDPI_NAME];
 };
 
-static void end_flat(fsdpi_flat *f, bool together)
-{
-    if (f == NULL) return;
-    fsdpi_region_unmap(&f->region, fsdp_device_cpu(), f->mailbox, f->edges[f->region.comm->size]);
-    fsdpi_region_destroy(&f->region, together);
-    fsdpi_free(f->edges);
-    fsdpi_free(f);
-}
-
 static void destroy_flat(fsdpi_flat *f)
 {
-    end_flat(f, true);
-}
-
-static void abandon_flat(fsdpi_flat *f)
-{
-    end_flat(f, false);
+    if (f == NULL) return;
+    if (f->mailbox != NULL) fsdpi_region_unmap(&f->region, fsdp_device_cpu(), f->mailbox, f->edges[f->region.comm->size]);
+    fsdpi_region_destroy(&f->region);
+    fsdpi_free(f->edges);
+    fsdpi_free(f);
 }
 
 static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
@@ -84,8 +74,7 @@ static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *d
     *out = f;
     return FSDP_OK;
 fail:
-    fsdpi_free(f->edges);
-    fsdpi_free(f);
+    destroy_flat(f);
     return st;
 }
 
@@ -141,10 +130,10 @@ struct fsdpi_window {
 static void destroy_window(fsdpi_window *w)
 {
     if (w == NULL) return;
-    fsdpi_region_unmap(&w->region, fsdp_device_cpu(), w->mailbox, w->stride * (size_t)w->region.comm->size);
+    if (w->mailbox != NULL) fsdpi_region_unmap(&w->region, fsdp_device_cpu(), w->mailbox, w->stride * (size_t)w->region.comm->size);
     if (w->buffer != NULL) w->dev->ops->free(w->dev, w->buffer, w->stride);
     if (w->staging != NULL) w->dev->ops->free(w->dev, w->staging, w->stride);
-    fsdpi_region_destroy(&w->region, false);
+    fsdpi_region_destroy(&w->region);
     fsdpi_free(w);
 }
 
@@ -165,9 +154,7 @@ static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_devic
     *out = w;
     return FSDP_OK;
 fail:
-    if (w->buffer != NULL) dev->ops->free(dev, w->buffer, w->stride);
-    fsdpi_region_unmap(&w->region, fsdp_device_cpu(), w->mailbox, w->stride * (size_t)comm->size);
-    fsdpi_free(w);
+    destroy_window(w);
     return st;
 }
 
@@ -236,7 +223,6 @@ const fsdpi_transport_ops fsdpi_transport_copy = {
     .scribble = true,
     .flat_create = create_flat,
     .flat_destroy = destroy_flat,
-    .flat_abandon = abandon_flat,
     .flat_slice = flat_slice,
     .flat_done = flat_done,
     .flat_open = flat_open,

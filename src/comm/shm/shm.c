@@ -23,23 +23,13 @@ struct fsdpi_flat {
     char name[FSDPI_NAME];
 };
 
-static void end_flat(fsdpi_flat *f, bool together)
+static void destroy_flat(fsdpi_flat *f)
 {
     if (f == NULL) return;
     fsdpi_region_unmap(&f->region, f->dev, f->view, f->bytes);
     fsdpi_region_unmap(&f->region, f->dev, f->mine, f->mine_bytes);
-    fsdpi_region_destroy(&f->region, together);
+    fsdpi_region_destroy(&f->region);
     fsdpi_free(f);
-}
-
-static void destroy_flat(fsdpi_flat *f)
-{
-    end_flat(f, true);
-}
-
-static void abandon_flat(fsdpi_flat *f)
-{
-    end_flat(f, false);
 }
 
 static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
@@ -61,9 +51,7 @@ static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *d
     *out = f;
     return FSDP_OK;
 fail:
-    /* The region is left to the world: freeing it is collective, and the other ranks may have succeeded. */
-    fsdpi_region_unmap(&f->region, f->dev, f->view, f->bytes);
-    fsdpi_free(f);
+    destroy_flat(f);
     return st;
 }
 
@@ -119,7 +107,7 @@ static void destroy_window(fsdpi_window *w)
 {
     if (w == NULL) return;
     fsdpi_region_unmap(&w->region, w->dev, w->all, w->stride * (size_t)w->region.comm->size);
-    fsdpi_region_destroy(&w->region, false);
+    fsdpi_region_destroy(&w->region);
     fsdpi_free(w);
 }
 
@@ -136,7 +124,7 @@ static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_devic
     *out = w;
     return FSDP_OK;
 fail:
-    fsdpi_free(w);
+    destroy_window(w);
     return st;
 }
 
@@ -189,7 +177,7 @@ static void window_reset(fsdpi_window *w)
 }
 
 #define SHM_OPS                                                                                             \
-    .zero_copy = true, .flat_create = create_flat, .flat_destroy = destroy_flat, .flat_abandon = abandon_flat, .flat_slice = flat_slice, \
+    .zero_copy = true, .flat_create = create_flat, .flat_destroy = destroy_flat, .flat_slice = flat_slice, \
     .flat_done = flat_done, .flat_open = flat_open, .flat_publish = flat_publish, .flat_gather = flat_gather, \
     .flat_whole = flat_whole, .flat_protect = flat_protect, .window_create = create_window,                 \
     .window_destroy = destroy_window, .window_buffer = window_buffer, .window_acquire = window_acquire,     \
