@@ -110,7 +110,11 @@ fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint6
 fsdp_status fsdpi_comm_compare(fsdp_comm *comm);
 const char *fsdpi_op_name(unsigned op);
 
-/* All-gathers `bytes` bytes of host memory; the ground of all small collectives. */
+/* Tells all ranks `bytes` <= FSDPI_SLOT bytes and waits until all have told theirs: the ground of all small collectives.
+ * told: what a rank said (8-byte aligned), until this rank's next call. Allocates nothing. */
+fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes);
+const void *fsdpi_comm_told(const fsdp_comm *comm, int rank);
+/* All-gathers any number of bytes of host memory. */
 fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out);
 
 /* Waits for a counter of another rank, with all that a wait looks out for: abort, mismatch, a rank that has ended,
@@ -122,8 +126,9 @@ fsdp_status fsdpi_comm_check(fsdp_comm *comm);
 /* Whether waiting for this rank still makes sense: that, and whether it has ended or the long clock has run out. */
 fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_ns, const char *what);
 
-/* Collective: zeroed shared memory of the heap, the same offset on every rank. */
-fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, size_t bytes, size_t *offset);
+/* Collective: zeroed shared memory of the heap, the same offset on every rank. mine: how this rank's preparations went:
+ * where one rank's went badly all fail, with its error. */
+fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, fsdp_status mine, size_t bytes, size_t *offset);
 /* The range as host memory, read and write. */
 fsdp_status fsdpi_comm_heap_map(fsdp_comm *comm, size_t offset, size_t bytes, void **out);
 void fsdpi_comm_heap_unmap(fsdp_comm *comm, void *p, size_t bytes);

@@ -9,14 +9,14 @@
 #include <emmintrin.h>
 #endif
 
-fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, int counters, size_t payload)
+fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, fsdp_status mine, int counters, size_t payload)
 {
     fsdpi_region r = { .comm = comm };
     r.counter_bytes = fsdpi_round_up((size_t)(counters + 1) * sizeof(fsdpi_counter), fsdpi_page_size());
     r.bytes = r.counter_bytes + fsdpi_round_up(payload, fsdpi_page_size());
-    FSDP_TRY(fsdpi_comm_heap_alloc(comm, r.bytes, &r.offset));
+    FSDP_TRY(fsdpi_comm_heap_alloc(comm, mine, r.bytes, &r.offset));
     void *p;
-    /* A rank that cannot map its part is told to all by whoever creates the region (fsdp_comm_agree). */
+    /* That a rank cannot map its part is told to all by whoever creates the region (fsdp_comm_agree). */
     FSDP_TRY(fsdpi_comm_heap_map(comm, r.offset, r.counter_bytes, &p));
     r.counter = p;
     r.left = r.counter + counters;

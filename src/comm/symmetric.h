@@ -17,8 +17,9 @@ typedef struct fsdpi_region {
     fsdpi_counter *left;       /* behind them: how many ranks have destroyed it */
 } fsdpi_region;
 
-/* Collective. counters: how many; payload: bytes after them. */
-fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, int counters, size_t payload);
+/* Collective. mine: how this rank's preparations went (fsdpi_comm_heap_alloc). counters: how many; payload: bytes after
+ * them. */
+fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, fsdp_status mine, int counters, size_t payload);
 /* By this rank alone, after its other mappings of it. */
 void fsdpi_region_destroy(fsdpi_region *r);
 /* Maps payload bytes [at, at + bytes) for a device; at is a multiple of the page size. */

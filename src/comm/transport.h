@@ -36,7 +36,9 @@ typedef struct fsdpi_transport_ops {
 
     /* ---- flat; `dev` is where slices are written and whole parameters are read ---- */
 
-    /* Collective; required. edges[0..size]: bytes; rank r owns [edges[r], edges[r + 1]), maybe empty. */
+    /* Collective; required. edges[0..size]: bytes; rank r owns [edges[r], edges[r + 1]), maybe empty. A rank whose own
+     * preparations fail takes part in what is collective, so that the others do not wait (fsdpi_region_create); the
+     * caller then lets all ranks agree. */
     fsdp_status (*flat_create)(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name);
     /* Required; accepts NULL. By this rank alone: what is shared goes when the last one has. All work on it has run. */
     void (*flat_destroy)(fsdpi_flat *f);
@@ -57,7 +59,7 @@ typedef struct fsdpi_transport_ops {
 
     /* ---- window ---- */
 
-    /* Collective; required. Each rank gets a buffer of `bytes` on dev. */
+    /* Collective; required. Each rank gets a buffer of `bytes` on dev. Failures as for flat_create. */
     fsdp_status (*window_create)(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes);
     /* Required; accepts NULL. As flat_destroy. */
     void (*window_destroy)(fsdpi_window *w);

@@ -173,6 +173,29 @@ static int windows_wanted(const fsdpi_runtime *rt, const fsdpi_devctx *ctx, size
     return n < 3 ? n : 3;
 }
 
+/* All ranks get one, or none does: they must go on dealing out the same ones. */
+static fsdp_status add_window(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes)
+{
+    fsdp_status st = FSDP_OK;
+    fsdpi_window *window = NULL;
+    fsdpi_pooled *w = fsdpi_calloc(1, sizeof(*w));
+    if (w == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a gradient window");
+    st = fsdp_comm_agree(rt->comm, st);
+    if (st == FSDP_OK) {
+        st = rt->comm->transport->window_create(&window, rt->comm, ctx->dev, bytes);
+        st = fsdp_comm_agree(rt->comm, st);
+    }
+    if (st != FSDP_OK) {
+        rt->comm->transport->window_destroy(window);
+        fsdpi_free(w);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *w = (fsdpi_pooled){ .next = rt->windows, .ctx = ctx, .window = window, .bytes = bytes };
+    rt->windows = w;
+    *out = w;
+    return FSDP_OK;
+}
+
 /* Which window: decided by what was held and posted so far in program order, the same on every rank; never by what
  * has been reduced, which is a matter of time. */
 fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes)
@@ -185,20 +208,7 @@ fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devct
         have++;
         if (!w->held && (oldest == NULL || w->posted < oldest->posted)) oldest = w;
     }
-    if (oldest == NULL || (oldest->posted > 0 && have < windows_wanted(rt, ctx, bytes))) {
-        fsdpi_pooled *w;
-        FSDPI_NEW(w, 1);
-        w->ctx = ctx;
-        w->bytes = bytes;
-        fsdp_status st = rt->comm->transport->window_create(&w->window, rt->comm, ctx->dev, bytes);
-        if (st != FSDP_OK) {
-            fsdpi_free(w);
-            return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-        }
-        w->next = rt->windows;
-        rt->windows = w;
-        oldest = w;
-    }
+    if (oldest == NULL || (oldest->posted > 0 && have < windows_wanted(rt, ctx, bytes))) FSDP_TRY(add_window(&oldest, rt, ctx, bytes));
     oldest->held = true;
     oldest->uses++;
     *out = oldest;

@@ -139,6 +139,7 @@ static fsdp_status k_sumsq(const fsdp_kernel *k, const void *args)
 typedef struct norm_part {
     fsdpi_xsum squares, weight;
 } norm_part;
+_Static_assert(sizeof(norm_part) <= FSDPI_SLOT, "told in one piece");
 
 static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 {
@@ -158,15 +159,14 @@ static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 
 static fsdp_status combine(fsdp_comm *comm, const norm_part *mine, double *squares, double *weight)
 {
-    norm_part *all, total = { 0 };
-    FSDPI_NEW(all, comm->size);
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine), all);
-    for (int r = 0; r < comm->size && st == FSDP_OK; r++) {
-        fsdpi_xsum_merge(&total.squares, &all[r].squares);
-        fsdpi_xsum_merge(&total.weight, &all[r].weight);
+    norm_part total = { 0 };
+    if (comm->size > 1) comm->stats.exchanges++;
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine)));
+    for (int r = 0; r < comm->size; r++) {
+        norm_part told = *(const norm_part *)fsdpi_comm_told(comm, r);
+        fsdpi_xsum_merge(&total.squares, &told.squares);
+        fsdpi_xsum_merge(&total.weight, &told.weight);
     }
-    fsdpi_free(all);
-    FSDP_TRY(st);
     *squares = fsdpi_xsum_round(&total.squares);
     *weight = fsdpi_xsum_round(&total.weight);
     return FSDP_OK;

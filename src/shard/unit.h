@@ -37,6 +37,7 @@ struct fsdp_unit {
     int prefetch;
     fsdpi_layout layout;
     int64_t lo, hi;      /* this rank's slice, flat elements */
+    size_t *edges;       /* of all slices, bytes */
 
     fsdpi_flat *flat;    /* published parameters; NULL in mode none */
     float *master;
@@ -100,9 +101,6 @@ void fsdpi_grad_commit(fsdp_unit *u);
 void fsdpi_grad_discard(fsdp_unit *u);
 /* Adds the rounds up: leaves the sum, if any, in acc[0].now. */
 fsdp_status fsdpi_grad_final(fsdp_unit *u);
-
-/* Edges of slices in bytes of `bytes_each` an element; freed by the caller. */
-size_t *fsdpi_unit_edges(const fsdp_unit *u, size_t bytes_each);
 
 static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)
 {

@@ -49,7 +49,7 @@ struct fsdpi_flat {
 static void destroy_flat(fsdpi_flat *f)
 {
     if (f == NULL) return;
-    if (f->mailbox != NULL) fsdpi_region_unmap(&f->region, fsdp_device_cpu(), f->mailbox, f->edges[f->region.comm->size]);
+    fsdpi_region_unmap(&f->region, fsdp_device_cpu(), f->mailbox, f->edges[f->region.comm->size]);
     fsdpi_region_destroy(&f->region);
     fsdpi_free(f->edges);
     fsdpi_free(f);
@@ -58,18 +58,24 @@ static void destroy_flat(fsdpi_flat *f)
 static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
 {
     (void)dev;
-    fsdp_status st;
-    fsdpi_flat *f;
-    FSDPI_NEW(f, 1);
-    snprintf(f->name, sizeof(f->name), "%s", name);
-    size_t n = (size_t)comm->size + 1;
-    f->edges = fsdpi_calloc(n, sizeof(*edges));
-    /* Collective calls are made whatever happened here: the other ranks are in them. */
-    FSDP_TRY_GOTO(fsdpi_region_create(&f->region, comm, 2 * comm->size, edges[comm->size]), fail);
-    if (f->edges == NULL) FSDP_FAIL_GOTO(FSDP_ERR_NOMEM, fail, "no memory for the edges of %d slices", comm->size);
-    memcpy(f->edges, edges, n * sizeof(*edges));
+    size_t n = (size_t)comm->size + 1, bytes = edges[comm->size];
     void *p;
-    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, fsdp_device_cpu(), 0, edges[comm->size], true, &p), fail);
+    fsdpi_region region;
+    fsdpi_flat *f = fsdpi_calloc(1, sizeof(*f));
+    size_t *copy = fsdpi_calloc(n, sizeof(*copy));
+    fsdp_status st = FSDP_OK;
+    if (f == NULL || copy == NULL)
+        st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for the parameters of \"%s\"", name);
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, bytes);
+    if (st != FSDP_OK) {
+        fsdpi_free(f);
+        fsdpi_free(copy);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *f = (fsdpi_flat){ .region = region, .edges = copy };
+    memcpy(copy, edges, n * sizeof(*copy));
+    snprintf(f->name, sizeof(f->name), "%s", name);
+    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, fsdp_device_cpu(), 0, bytes, true, &p), fail);
     f->mailbox = p;
     *out = f;
     return FSDP_OK;
@@ -130,7 +136,7 @@ struct fsdpi_window {
 static void destroy_window(fsdpi_window *w)
 {
     if (w == NULL) return;
-    if (w->mailbox != NULL) fsdpi_region_unmap(&w->region, fsdp_device_cpu(), w->mailbox, w->stride * (size_t)w->region.comm->size);
+    fsdpi_region_unmap(&w->region, fsdp_device_cpu(), w->mailbox, w->stride * (size_t)w->region.comm->size);
     if (w->buffer != NULL) w->dev->ops->free(w->dev, w->buffer, w->stride);
     if (w->staging != NULL) w->dev->ops->free(w->dev, w->staging, w->stride);
     fsdpi_region_destroy(&w->region);
@@ -139,15 +145,19 @@ static void destroy_window(fsdpi_window *w)
 
 static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes)
 {
-    fsdp_status st;
-    fsdpi_window *w;
-    FSDPI_NEW(w, 1);
-    w->dev = dev;
-    w->bytes = bytes;
-    w->stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size());
-    FSDP_TRY_GOTO(fsdpi_region_create(&w->region, comm, 2 * comm->size, w->stride * (size_t)comm->size), fail);
+    size_t stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size()), all = stride * (size_t)comm->size;
     void *p;
-    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, fsdp_device_cpu(), 0, w->stride * (size_t)comm->size, true, &p), fail);
+    fsdpi_region region;
+    fsdpi_window *w = fsdpi_calloc(1, sizeof(*w));
+    fsdp_status st = FSDP_OK;
+    if (w == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a gradient window");
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, all);
+    if (st != FSDP_OK) {
+        fsdpi_free(w);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *w = (fsdpi_window){ .region = region, .dev = dev, .bytes = bytes, .stride = stride };
+    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, fsdp_device_cpu(), 0, all, true, &p), fail);
     w->mailbox = p;
     FSDP_TRY_GOTO(dev->ops->alloc(dev, w->stride, &w->buffer), fail);
     FSDP_TRY_GOTO(dev->ops->alloc(dev, w->stride, &w->staging), fail);

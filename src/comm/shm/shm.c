@@ -34,18 +34,19 @@ static void destroy_flat(fsdpi_flat *f)
 
 static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
 {
-    fsdp_status st;
-    fsdpi_flat *f;
-    FSDPI_NEW(f, 1);
-    f->dev = dev;
-    f->bytes = edges[comm->size];
-    f->lo = edges[comm->rank];
-    f->hi = edges[comm->rank + 1];
+    size_t bytes = edges[comm->size];
+    fsdpi_region region;
+    fsdpi_flat *f = fsdpi_calloc(1, sizeof(*f));
+    fsdp_status st = FSDP_OK;
+    if (f == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for the parameters of \"%s\"", name);
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, bytes);
+    if (st != FSDP_OK) {
+        fsdpi_free(f);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    size_t lo = edges[comm->rank], hi = edges[comm->rank + 1], page = fsdpi_page_size(), at = lo / page * page;
+    *f = (fsdpi_flat){ .region = region, .dev = dev, .bytes = bytes, .lo = lo, .hi = hi, .mine_at = at, .mine_bytes = hi > lo ? hi - at : 0 };
     snprintf(f->name, sizeof(f->name), "%s", name);
-    size_t page = fsdpi_page_size();
-    f->mine_at = f->lo / page * page;
-    f->mine_bytes = f->hi > f->lo ? f->hi - f->mine_at : 0;
-    FSDP_TRY_GOTO(fsdpi_region_create(&f->region, comm, 2 * comm->size, f->bytes), fail);
     FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, 0, f->bytes, false, &f->view), fail);
     FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, f->mine_at, f->mine_bytes, true, &f->mine), fail);
     *out = f;
@@ -113,14 +114,18 @@ static void destroy_window(fsdpi_window *w)
 
 static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes)
 {
-    fsdp_status st;
-    fsdpi_window *w;
-    FSDPI_NEW(w, 1);
-    w->dev = dev;
-    w->bytes = bytes;
-    w->stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size());
-    FSDP_TRY_GOTO(fsdpi_region_create(&w->region, comm, 2 * comm->size, w->stride * (size_t)comm->size), fail);
-    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, dev, 0, w->stride * (size_t)comm->size, true, &w->all), fail);
+    size_t stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size()), all = stride * (size_t)comm->size;
+    fsdpi_region region;
+    fsdpi_window *w = fsdpi_calloc(1, sizeof(*w));
+    fsdp_status st = FSDP_OK;
+    if (w == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a gradient window");
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, all);
+    if (st != FSDP_OK) {
+        fsdpi_free(w);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *w = (fsdpi_window){ .region = region, .dev = dev, .bytes = bytes, .stride = stride };
+    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, dev, 0, all, true, &w->all), fail);
     *out = w;
     return FSDP_OK;
 fail:
