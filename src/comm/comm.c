@@ -50,7 +50,7 @@ free_comm:
 void fsdp_comm_destroy(fsdp_comm *comm)
 {
     if (comm == NULL) return;
-    if (comm->attached != NULL) comm->attached_destroy(comm->attached);
+    if (comm->attached != NULL) comm->attached_ops->destroy(comm->attached);
     fsdpi_error kept;
     fsdpi_error_save(&kept);
     fsdpi_world *world = comm->world;
@@ -109,8 +109,8 @@ void fsdp_comm_set_phase(fsdp_comm *comm, const char *phase)
 
 fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_ns, const char *what)
 {
-    FSDP_TRY(fsdpi_comm_check(comm));
     fsdpi_control *c = comm->world->control;
+    FSDP_FAIL_IF(atomic_load_explicit(&c->abort, memory_order_acquire) != 0, FSDP_ERR_PEER, "%s", c->abort_message);
     int r = comm->world_ranks[for_rank];
     int state = atomic_load_explicit(&c->rank[r].state, memory_order_acquire);
     FSDP_FAIL_IF(state == FSDPI_RANK_DONE && waited_ns > 0, FSDP_ERR_COMM,
@@ -124,27 +124,29 @@ fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_
                       comm->world_rank, (double)waited_ns * 1e-9, r, what,
                       (long long)atomic_load(&c->rank[comm->world_rank].step), r, c->rank[r].doing,
                       (long long)atomic_load(&c->rank[r].step));
-    return fsdpi_comm_check(comm);
+    FSDP_FAIL(FSDP_ERR_PEER, "%s", c->abort_message);
 }
 
 typedef struct wait_arg {
     fsdp_comm *comm;
     int for_rank;
+    uint64_t made;
     const char *what;
 } wait_arg;
 
 static fsdp_status check_wait(void *arg, int64_t waited_ns)
 {
     wait_arg *w = arg;
-    FSDP_TRY(fsdpi_comm_compare(w->comm));
+    fsdpi_comm_compare(w->comm);
+    FSDP_TRY(fsdpi_comm_check(w->comm, w->made));
     return fsdpi_comm_check_peer(w->comm, w->for_rank, waited_ns, w->what);
 }
 
-fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, const char *what)
+fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, uint64_t made, const char *what)
 {
     if (fsdpi_counter_reached(c, at_least)) return FSDP_OK;
     int64_t start = fsdpi_now_ns();
-    fsdp_status st = fsdpi_counter_wait(c, at_least, check_wait, &(wait_arg){ comm, for_rank, what });
+    fsdp_status st = fsdpi_counter_wait(c, at_least, check_wait, &(wait_arg){ comm, for_rank, made, what });
     __atomic_fetch_add(&comm->stats.wait_ns, (uint64_t)(fsdpi_now_ns() - start), __ATOMIC_RELAXED);
     if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     return FSDP_OK;
@@ -163,11 +165,13 @@ fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, cons
     me->slot[n % 2].hash = comm->hash;
     if (bytes > 0) memcpy(me->slot[n % 2].data, in, bytes);
     fsdpi_counter_set(&me->arrived, n);
+    uint64_t made = fsdpi_comm_made(comm);
     for (int r = 0; r < comm->size; r++) {
         fsdpi_member *m = &comm->block->member[r];
-        FSDP_TRY(fsdpi_comm_wait(comm, &m->arrived, n, r, fsdpi_op_name(op)));
+        FSDP_TRY(fsdpi_comm_wait(comm, &m->arrived, n, r, made, fsdpi_op_name(op)));
         if (m->slot[n % 2].hash == comm->hash) continue;
-        FSDP_TRY(fsdpi_comm_compare(comm));
+        fsdpi_comm_compare(comm);
+        FSDP_TRY(fsdpi_comm_check(comm, made));
         FSDP_FAIL(FSDP_ERR_COMM, "ranks %d and %d disagree in %s", comm->world_rank, comm->world_ranks[r], fsdpi_op_name(op));
     }
     return FSDP_OK;
@@ -434,13 +438,17 @@ static fsdp_status meet(fsdp_comm *comm)
     uint32_t n = ++comm->resets;
     fsdpi_counter_set(&comm->block->member[comm->rank].reset, n);
     for (int r = 0; r < comm->size; r++)
-        FSDP_TRY(fsdpi_counter_wait(&comm->block->member[r].reset, n, check_reset, &(wait_arg){ comm, r, "reset" }));
+        FSDP_TRY(fsdpi_counter_wait(&comm->block->member[r].reset, n, check_reset, &(wait_arg){ comm, r, 0, "reset" }));
     return FSDP_OK;
 }
 
 fsdp_status fsdp_comm_reset(fsdp_comm *comm)
 {
     fsdpi_member *me = &comm->block->member[comm->rank];
+    const fsdpi_attached_ops *attached = comm->attached != NULL ? comm->attached_ops : NULL;
+    /* From here on this rank waits for nothing else, and whoever waits for it is told. */
+    fsdpi_counter_set(&me->reset, ++comm->resets);
+    if (attached != NULL) attached->quiesce(comm->attached);
     FSDP_TRY(meet(comm)); /* nobody is in an operation any more */
     atomic_store(&me->tags, 0);
     comm->hash = 0;
@@ -450,7 +458,9 @@ fsdp_status fsdp_comm_reset(fsdp_comm *comm)
         atomic_store(&comm->block->mismatch, 0);
         atomic_store(&comm->block->mismatch_by, 0);
     }
-    if (comm->attached != NULL && comm->attached_reset != NULL) comm->attached_reset(comm->attached);
+    fsdp_status st = attached != NULL ? attached->reset(comm->attached) : FSDP_OK;
     FSDP_TRY(meet(comm)); /* nobody still reads the old counters as new ones */
-    return FSDP_OK;
+    st = fsdp_comm_agree(comm, st);
+    if (st == FSDP_OK && attached != NULL) st = attached->resume(comm->attached);
+    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }

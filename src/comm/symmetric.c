@@ -72,6 +72,7 @@ typedef struct wait_args {
     fsdpi_counter *counter; /* of rank 0 */
     int only;
     uint32_t value;
+    uint64_t made;
     const char *doing;
     char name[FSDPI_NAME];
 } wait_args;
@@ -85,7 +86,7 @@ static fsdp_status k_wait(const fsdp_kernel *k, const void *args)
         if (fsdpi_counter_reached(&a->counter[r], a->value)) continue;
         char what[128];
         snprintf(what, sizeof(what), "%s of \"%s\"", a->doing, a->name);
-        FSDP_TRY(fsdpi_comm_wait(a->comm, &a->counter[r], a->value, r, what));
+        FSDP_TRY(fsdpi_comm_wait(a->comm, &a->counter[r], a->value, r, a->made, what));
     }
     return FSDP_OK;
 }
@@ -97,6 +98,7 @@ fsdp_status fsdpi_launch_wait(fsdp_stream *s, const fsdpi_region *r, bool second
                     .counter = second ? fsdpi_second_counter(r, 0) : fsdpi_first_counter(r, 0),
                     .only = only,
                     .value = value,
+                    .made = fsdpi_comm_made(r->comm),
                     .doing = doing };
     snprintf(a.name, sizeof(a.name), "%s", name);
     return fsdp_stream_launch(s, k_wait, &a, sizeof(a));

@@ -50,6 +50,8 @@ typedef struct fsdpi_transport_ops {
     fsdp_status (*flat_open)(fsdpi_flat *f, uint32_t v, fsdp_stream *s);
     /* Required. slice: this rank's bytes; flat_slice()'s address, or another which is then copied. */
     fsdp_status (*flat_publish)(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s);
+    /* Required. In fsdp_comm_reset, when no rank uses the flat: the slice becomes version 0, which nobody is done with. */
+    fsdp_status (*flat_restart)(fsdpi_flat *f, const void *slice, fsdp_stream *s);
     /* Required. Waits for version v of every slice; copies them into `whole` (edges[size] bytes; NULL if zero_copy). */
     fsdp_status (*flat_gather)(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s);
     /* Required. The view that all share, read-only; NULL where there is none. */
@@ -74,8 +76,6 @@ typedef struct fsdpi_transport_ops {
     fsdp_status (*window_peer)(fsdpi_window *w, uint32_t use, int r, size_t lo, size_t hi, const char *name, fsdp_stream *s,
                                const void **out);
     fsdp_status (*window_take)(fsdpi_window *w, uint32_t use, fsdp_stream *s);
-    /* Required. After fsdp_comm_reset: no use was ever made. */
-    void (*window_reset)(fsdpi_window *w);
 } fsdpi_transport_ops;
 
 extern const fsdpi_transport_ops fsdpi_transport_self, fsdpi_transport_shm, fsdpi_transport_copy;

@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "shard/kernels.h"
 
+#include <stdio.h>
+
 static void drop_gradients(fsdp_unit *u)
 {
     for (int k = 0; k < u->rounds; k++) u->acc[k].has = false;
@@ -49,9 +51,20 @@ static fsdp_status check_list(fsdp_unit_list units, fsdpi_event ev)
     return FSDP_OK;
 }
 
+/* One tag for the list. */
+static fsdp_status tag_list(fsdp_unit_list units, fsdpi_op op)
+{
+    if (units.count == 0) return FSDP_OK;
+    fsdp_unit *first = units.units[0];
+    char what[64];
+    snprintf(what, sizeof(what), "%.20s and %d more", first->name, units.count - 1);
+    return fsdpi_comm_tag(first->rt->comm, op, units.count > 1 ? what : first->name, 0);
+}
+
 fsdp_status fsdp_step_begin(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_BEGIN));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_BEGIN));
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
     /* First all are done, then the owners wait: so nobody waits for a rank that waits for another unit. */
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
@@ -66,6 +79,7 @@ fsdp_status fsdp_step_begin(fsdp_unit_list units)
 fsdp_status fsdp_step_end(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_END));
     for (int i = 0; i < units.count; i++) {
         fsdp_unit *u = units.units[i];
         drop_gradients(u);
@@ -80,6 +94,7 @@ fsdp_status fsdp_step_end(fsdp_unit_list units)
 fsdp_status fsdp_step_cancel(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_CANCEL));
     for (int i = 0; i < units.count; i++) {
         drop_gradients(units.units[i]);
         units.units[i]->in_step = false;
@@ -91,6 +106,7 @@ fsdp_status fsdp_step_cancel(fsdp_unit_list units)
 fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit)
 {
     FSDP_TRY(fsdpi_life_allows(unit, FSDPI_EV_ZERO_GRAD, NULL));
+    FSDP_TRY(fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_ZERO_GRAD, unit->name, 0));
     drop_gradients(unit);
     return FSDP_OK;
 }

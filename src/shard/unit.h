@@ -89,6 +89,10 @@ fsdp_status fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
 fsdp_status fsdpi_unit_done(fsdp_unit *u);
 fsdp_status fsdpi_unit_open(fsdp_unit *u);
 fsdp_status fsdpi_unit_publish(fsdp_unit *u);
+/* In fsdp_comm_reset: what this rank keeps becomes version 0; then, when all ranks have done so, in mode none, what the
+ * others keep. */
+fsdp_status fsdpi_unit_start_over(fsdp_unit *u);
+fsdp_status fsdpi_unit_catch_up(fsdp_unit *u);
 
 /* ---- reduce.c ---- */
 fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass);

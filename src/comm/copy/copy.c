@@ -107,6 +107,12 @@ static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fs
     return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, r), v);
 }
 
+static fsdp_status flat_restart(fsdpi_flat *f, const void *slice, fsdp_stream *s)
+{
+    FSDP_TRY(flat_publish(f, 0, slice, s));
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), 0);
+}
+
 static fsdp_status flat_gather(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s)
 {
     for (int r = 0; r < f->region.comm->size; r++) {
@@ -222,12 +228,6 @@ static fsdp_status window_take(fsdpi_window *w, uint32_t use, fsdp_stream *s)
     return fsdpi_launch_set(s, fsdpi_second_counter(&w->region, w->region.comm->rank), use);
 }
 
-static void window_reset(fsdpi_window *w)
-{
-    fsdpi_counter_set(fsdpi_first_counter(&w->region, w->region.comm->rank), 0);
-    fsdpi_counter_set(fsdpi_second_counter(&w->region, w->region.comm->rank), 0);
-}
-
 const fsdpi_transport_ops fsdpi_transport_copy = {
     .name = "copy",
     .scribble = true,
@@ -237,6 +237,7 @@ const fsdpi_transport_ops fsdpi_transport_copy = {
     .flat_done = flat_done,
     .flat_open = flat_open,
     .flat_publish = flat_publish,
+    .flat_restart = flat_restart,
     .flat_gather = flat_gather,
     .flat_whole = flat_whole,
     .window_create = create_window,
@@ -247,5 +248,4 @@ const fsdpi_transport_ops fsdpi_transport_copy = {
     .window_ready = window_ready,
     .window_peer = window_peer,
     .window_take = window_take,
-    .window_reset = window_reset,
 };

@@ -78,6 +78,12 @@ static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fs
     return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, f->region.comm->rank), v);
 }
 
+static fsdp_status flat_restart(fsdpi_flat *f, const void *slice, fsdp_stream *s)
+{
+    FSDP_TRY(flat_publish(f, 0, slice, s));
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), 0);
+}
+
 static fsdp_status flat_gather(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s)
 {
     (void)whole;
@@ -175,19 +181,13 @@ static fsdp_status window_take(fsdpi_window *w, uint32_t use, fsdp_stream *s)
     return fsdpi_launch_set(s, fsdpi_second_counter(&w->region, w->region.comm->rank), use);
 }
 
-static void window_reset(fsdpi_window *w)
-{
-    fsdpi_counter_set(fsdpi_first_counter(&w->region, w->region.comm->rank), 0);
-    fsdpi_counter_set(fsdpi_second_counter(&w->region, w->region.comm->rank), 0);
-}
-
 #define SHM_OPS                                                                                             \
     .zero_copy = true, .flat_create = create_flat, .flat_destroy = destroy_flat, .flat_slice = flat_slice, \
-    .flat_done = flat_done, .flat_open = flat_open, .flat_publish = flat_publish, .flat_gather = flat_gather, \
+    .flat_done = flat_done, .flat_open = flat_open, .flat_publish = flat_publish, .flat_restart = flat_restart, .flat_gather = flat_gather, \
     .flat_whole = flat_whole, .flat_protect = flat_protect, .window_create = create_window,                 \
     .window_destroy = destroy_window, .window_buffer = window_buffer, .window_acquire = window_acquire,     \
     .window_post = window_post, .window_ready = window_ready, .window_peer = window_peer,                   \
-    .window_take = window_take, .window_reset = window_reset
+    .window_take = window_take
 
 const fsdpi_transport_ops fsdpi_transport_shm = { .name = "shm", SHM_OPS };
 const fsdpi_transport_ops fsdpi_transport_self = { .name = "self", SHM_OPS };
