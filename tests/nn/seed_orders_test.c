@@ -489,6 +489,70 @@ static void test_tied_in_two_units(void **state)
     fsdp_module_destroy(bottom);
 }
 
+/* ---- an error of one rank ---- */
+
+#define assert_fails_here(expr, text) rank_check((expr) == FSDP_ERR_STATE && strstr(fsdp_last_error_message(), (text)) != NULL)
+
+/* Rank 1 has a label that does not exist. It is told so, the others that ranks differ; a reset mends it, before or after the
+ * tape is cancelled, and training goes on as if the micro-batch had not been. */
+static fsdp_status one_bad_label(fsdp_comm *world, void *arg)
+{
+    int rank = fsdp_comm_rank(world);
+    for (int cancel_first = 0; cancel_first < 2; cancel_first++) {
+        net n = { .comm = world };
+        fsdp_tape *tape;
+        fsdp_tensor *x, *y, *labels, *loss;
+        float v[ROWS * IN] = { 1 }, before[NUMEL], after[NUMEL];
+        int32_t l[ROWS] = { 0, 1, rank == 1 ? 77 : 2, 3 };
+        double mean, sum, count;
+        fsdp_optim *optim;
+        FSDP_TRY(fsdp_device_open(&n.device, arg));
+        FSDP_TRY(build(&n));
+        FSDP_TRY(o_inner_fwd_first(&n));
+        FSDP_TRY(fsdp_optim_create_sgd(&optim, fsdp_module_units(n.model), &(fsdp_sgd_opts){ .lr = lr }));
+        FSDP_TRY(read_all(n.model, before));
+        FSDP_TRY(fsdp_tape_begin_with(&tape, world, &(fsdp_tape_opts){ .device = n.device }));
+        FSDP_TRY(fsdp_tensor_from_f32(&x, tape, v, 2, (int64_t[]){ ROWS, IN }));
+        FSDP_TRY(fsdp_tensor_from_i32(&labels, tape, l, 1, (int64_t[]){ ROWS }));
+        FSDP_TRY(fsdp_forward(n.model, tape, x, &y));
+        FSDP_TRY(fsdp_op_cross_entropy(tape, y, labels, &loss));
+        fsdp_status st = fsdp_backward(tape, loss);
+        if (st == FSDP_OK) st = fsdp_loss_read(loss, &sum, &count);
+        if (rank == 1) {
+            rank_check(st == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "77") != NULL);
+            if (cancel_first) st = fsdp_tape_cancel(tape);
+            else st = fsdp_comm_barrier(world); /* the others learn of it by what this rank does next */
+        } else if (st == FSDP_OK) {
+            st = fsdp_tape_end(tape);
+            tape = NULL;
+        }
+        if (rank != 1) rank_check(st == FSDP_ERR_COMM);
+        if (cancel_first && rank != 1 && tape != NULL) (void)!fsdp_tape_cancel(tape);
+        FSDP_TRY(fsdp_comm_reset(world));
+        if (!cancel_first && tape != NULL) {
+            assert_fails_here(fsdp_backward(tape, loss), "fsdp_comm_reset");
+            FSDP_TRY(fsdp_tape_end(tape));
+        }
+        FSDP_TRY(read_all(n.model, after));
+        rank_check(memcmp(before, after, sizeof(before)) == 0);
+        FSDP_TRY(step(&n, optim, &mean));
+        rank_check(isfinite(mean));
+        fsdp_optim_destroy(optim);
+        fsdp_module_destroy(n.model);
+        fsdp_device_close(n.device);
+    }
+    return FSDP_OK;
+}
+
+static void test_error_of_one_rank(void **state)
+{
+    (void)state;
+    for (int t = 0; t < 4; t++) {
+        fsdp_launch_opts o = { .ranks = 3, .transport = t & 1 ? "copy" : "shm", .ranks_are_threads = t & 2, .threads = 1, .timeout_s = 20 };
+        assert_ok(fsdp_launch(&o, one_bad_label, (void *)(uintptr_t) "cpu"));
+    }
+}
+
 static int make_scratch(void **state)
 {
     (void)state;
@@ -510,6 +574,7 @@ int main(void)
         cmocka_unit_test(test_patchwork_in_every_mode),
         cmocka_unit_test(test_tied_in_one_unit),
         cmocka_unit_test(test_tied_in_two_units),
+        cmocka_unit_test(test_error_of_one_rank),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
