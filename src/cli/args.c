@@ -64,6 +64,16 @@ static void choice_name(const char *choices, int index, char *to, size_t size)
     snprintf(to, size, "%.*s", c != NULL ? (int)strcspn(c, "|") : 0, c != NULL ? c : "");
 }
 
+/* "must be 1 or more": the upper bounds of counts are there to catch slips, and are nobody's business. */
+static const char *range_text(const cli_option *o, char *to, size_t size)
+{
+    if (o->kind == CLI_INT && o->max >= 1e9) snprintf(to, size, "must be %.0f or more", o->min);
+    else if (o->kind == CLI_INT) snprintf(to, size, "must be %.0f to %.0f", o->min, o->max);
+    else if (o->max >= 1e9) snprintf(to, size, "must be %g or more", o->min);
+    else snprintf(to, size, "must be %g to %g", o->min, o->max);
+    return to;
+}
+
 /* Sets a field from text; NULL if it is good, else what is wrong. */
 static const char *assign(const cli_option *o, void *settings, const char *text)
 {
@@ -75,20 +85,14 @@ static const char *assign(const cli_option *o, void *settings, const char *text)
     case CLI_INT: {
         long long v = strtoll(text, &end, 10);
         if (*text == '\0' || *end != '\0' || errno != 0) return "must be a whole number";
-        if (!any && ((double)v < o->min || (double)v > o->max)) {
-            snprintf(why, sizeof(why), "must be %.0f to %.0f", o->min, o->max);
-            return why;
-        }
+        if (!any && ((double)v < o->min || (double)v > o->max)) return range_text(o, why, sizeof(why));
         *(int64_t *)field(o, settings) = v;
         return NULL;
     }
     case CLI_FLOAT: {
         double v = strtod(text, &end);
         if (*text == '\0' || *end != '\0' || !isfinite(v)) return "must be a number";
-        if (!any && (v < o->min || v > o->max)) {
-            snprintf(why, sizeof(why), "must be %g to %g", o->min, o->max);
-            return why;
-        }
+        if (!any && (v < o->min || v > o->max)) return range_text(o, why, sizeof(why));
         *(double *)field(o, settings) = v;
         return NULL;
     }
@@ -130,25 +134,56 @@ static void print_help(const char *command, const char *synopsis, const cli_opti
     printf("  --help\n");
 }
 
-/* The option whose name is nearest, for a typing error; NULL where none is near. */
-static const char *nearest(const cli_option *options, int count, const char *name)
+/* How many letters must be left out, put in, changed or swapped with their neighbour to get from one word to the other. */
+static size_t distance(const char *a, const char *b)
+{
+    enum { LONGEST = 24 };
+    size_t n = strlen(a), m = strlen(b), d[LONGEST + 1][LONGEST + 1];
+    if (n > LONGEST || m > LONGEST) return LONGEST;
+    for (size_t i = 0; i <= n; i++)
+        for (size_t j = 0; j <= m; j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = i + j;
+                continue;
+            }
+            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best) best = d[i - 1][j] + 1;
+            if (d[i][j - 1] + 1 < best) best = d[i][j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best) best = d[i - 2][j - 2] + 1;
+            d[i][j] = best;
+        }
+    return d[n][m];
+}
+
+const char *cli_nearest(const char *const *names, int count, const char *name)
 {
     const char *best = NULL;
-    size_t best_shared = 3;
+    size_t least = strlen(name) < 6 ? 2 : 3; /* two slips in a long word, one in a short one */
     for (int i = 0; i < count; i++) {
-        size_t shared = 0;
-        while (options[i].name[shared] != '\0' && options[i].name[shared] == name[shared]) shared++;
-        if (shared >= best_shared) {
-            best_shared = shared + 1;
-            best = options[i].name;
-        }
+        size_t far = distance(name, names[i]);
+        if (far >= least) continue;
+        least = far;
+        best = names[i];
+    }
+    /* Or it begins alike: --microbatches, --learning */
+    for (int i = 0, shared = 4; best == NULL && i < count; i++) {
+        int same = 0;
+        while (names[i][same] != '\0' && names[i][same] == name[same]) same++;
+        if (same >= shared || (names[i][same] == '\0' && same > 2)) best = names[i];
     }
     return best;
 }
 
 static int report_unknown(const char *command, const cli_option *options, int count, const char *arg)
 {
-    const char *near = nearest(options, count, arg + strspn(arg, "-"));
+    const char *names[CLI_MAX_OPTIONS];
+    char name[64];
+    for (int i = 0; i < count; i++) names[i] = options[i].name;
+    const char *word = arg + strspn(arg, "-");
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(word, "="), word);
+    for (int i = 0; i < count; i++) /* it is there, so it was its "=VALUE" that getopt did not like */
+        if (options[i].kind == CLI_FLAG && strcmp(options[i].name, name) == 0) return cli_usage("%s: --%s takes no value (fsdp %s --help)", command, name, command);
+    const char *near = cli_nearest(names, count, name);
     if (near != NULL) return cli_usage("%s: there is no option %s; did you mean --%s? (fsdp %s --help)", command, arg, near, command);
     return cli_usage("%s: there is no option %s (fsdp %s --help)", command, arg, command);
 }
@@ -204,6 +239,25 @@ bool cli_parse(const char *command, const char *synopsis, const cli_option *opti
         return false;
     }
     return true;
+}
+
+static bool is_utf8(const char *text)
+{
+    json_t *s = text != NULL ? json_string(text) : json_null();
+    bool good = s != NULL;
+    json_decref(s);
+    return good;
+}
+
+const char *cli_not_utf8(const cli_option *options, int count, const void *settings)
+{
+    for (int i = 0; i < count; i++) {
+        const void *f = field_const(&options[i], settings);
+        if (options[i].kind == CLI_TEXT && !is_utf8(*(const char *const *)f)) return options[i].name;
+        for (int k = 0; options[i].kind == CLI_LIST && k < ((const cli_list *)f)->count; k++)
+            if (!is_utf8(((const cli_list *)f)->item[k])) return options[i].name;
+    }
+    return NULL;
 }
 
 bool cli_is_set(const cli_option *options, int count, const void *settings, const char *name)

@@ -47,6 +47,12 @@ typedef struct cli_given {
  * returns false where the command is to end, with *exit_code 0 (help) or 2. Strings are borrowed from argv. */
 bool cli_parse(const char *command, const char *synopsis, const cli_option *options, int count, void *settings, int argc, char **argv, int *exit_code);
 
+/* The nearest of some names, for a typing error; NULL where none is near. */
+const char *cli_nearest(const char *const *names, int count, const char *name);
+
+/* The first option whose text is not UTF-8 (JSON could not hold it), or NULL. */
+const char *cli_not_utf8(const cli_option *options, int count, const void *settings);
+
 bool cli_is_set(const cli_option *options, int count, const void *settings, const char *name);
 
 /* All settings as an object; names with _ for -. */

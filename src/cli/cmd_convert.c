@@ -114,6 +114,8 @@ int cmd_convert(int argc, char **argv)
                "  fsdp train (or from the latest one of a run's folder).\n");
         return 0;
     }
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] == '-') return cli_usage("convert: there is no option %s (fsdp convert --help)", argv[i]);
     if (argc != 3) return cli_usage("convert: two arguments: fsdp convert CHECKPOINT DIR");
     char path[4400];
     if (!find_checkpoint(argv[1], path, sizeof(path))) return cli_fail("%s is no checkpoint, and has none: %s", argv[1], fsdp_last_error_message());

@@ -7,6 +7,7 @@
 
 #include <fsdp/fsdp.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -68,7 +69,9 @@ static fsdp_status eval_rank(fsdp_comm *world, void *arg)
     free(ids);
     FSDP_TRY(fsdp_comm_sum_exact_sums(world, sums, 2));
     double count = fsdp_exact_sum_value(&sums[1]);
-    if (rank == 0) printf("{\"loss\": %.17g, \"tokens\": %.0f}\n", count > 0 ? fsdp_exact_sum_value(&sums[0]) / count : 0, count);
+    double loss = count > 0 ? fsdp_exact_sum_value(&sums[0]) / count : 0;
+    FSDP_FAIL_IF(!isfinite(loss), FSDP_ERR_NONFINITE, "the loss is %g: the model's training has diverged, or its file is damaged", loss);
+    if (rank == 0) printf("{\"loss\": %.17g, \"tokens\": %.0f}\n", loss, count);
     return FSDP_OK;
 }
 

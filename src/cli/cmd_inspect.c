@@ -146,11 +146,13 @@ int cmd_inspect(int argc, char **argv)
         return 0;
     }
     if (argc < 2) return cli_usage("inspect: what? fsdp inspect FILE|DIR ...");
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] == '-') return cli_usage("inspect: there is no option %s (fsdp inspect --help)", argv[i]);
     int bad = 0;
     for (int i = 1; i < argc; i++) {
         const char *p = argv[i];
         struct stat sb;
-        if (stat(p, &sb) != 0) bad |= cli_fail("there is no %s", p);
+        if (stat(p, &sb) != 0) bad |= cli_fail("there is no file or folder \"%s\"", p);
         else if (S_ISDIR(sb.st_mode) && exists(p, "manifest.json")) bad |= inspect_checkpoint(p, true);
         else if (S_ISDIR(sb.st_mode) && exists(p, "run.json")) bad |= inspect_run(p);
         else bad |= inspect_safetensors(p);

@@ -42,18 +42,21 @@ int cmd_run(int argc, char **argv)
         switch (c) {
         case 'h': print_help(); return 0;
         case 'n':
-            if (!number(optarg, 1, 4096, &x)) return cli_usage("run: -n %s: must be 1 to 4096", optarg);
+            if (!number(optarg, 1, 4096, &x) || x != (int)x) return cli_usage("run: -n %s: must be 1 to 4096", optarg);
             o.ranks = (int)x;
             break;
         case 't':
-            if (!number(optarg, 1, 1024, &x)) return cli_usage("run: --threads %s: must be 1 to 1024", optarg);
+            if (!number(optarg, 1, 1024, &x) || x != (int)x) return cli_usage("run: --threads %s: must be 1 to 1024", optarg);
             o.threads = (int)x;
             break;
         case 's':
             if (!number(optarg, 0.1, 1e9, &x)) return cli_usage("run: --timeout %s: must be a number of seconds", optarg);
             o.timeout_s = x;
             break;
-        case 'T': o.transport = optarg; break;
+        case 'T':
+            if (strcmp(optarg, "shm") != 0 && strcmp(optarg, "copy") != 0) return cli_usage("run: --transport %s: must be shm or copy", optarg);
+            o.transport = optarg;
+            break;
         default: return cli_usage("run: there is no option %s, or it needs a value (fsdp run --help)", argv[optind - 1]);
         }
     }

@@ -175,8 +175,10 @@ static fsdp_status optimizer_step(trainer *t, int64_t step, step_record *r)
         char why[512], good[128] = "there is none yet";
         snprintf(why, sizeof(why), "%.500s", st != FSDP_OK ? fsdp_last_error_message() : "the gradients are finite");
         if (t->saved_step >= 0) snprintf(good, sizeof(good), "that of step %lld", (long long)t->saved_step);
-        FSDP_FAIL(FSDP_ERR_NONFINITE, "step %lld: the loss is %g: %s. The last good checkpoint: %s. A smaller --lr, more --warmup or --clip may help",
-                  (long long)step + 1, r->loss, why, good);
+        st = fsdp_error_raise(FSDP_ERR_NONFINITE, __func__, __FILE__, __LINE__,
+                              "step %lld: the loss is %g: %s. The last good checkpoint: %s. A smaller --lr, more --warmup or --clip may help",
+                              (long long)step + 1, r->loss, why, good);
+        return fsdp_comm_agree(t->comm, st); /* all have seen it: no rank is to be named */
     }
     return st;
 }
@@ -334,7 +336,7 @@ static fsdp_status record(trainer *t, const step_record *r)
     if (t->rank == 0) {
         progress_step(&t->progress, r, (double)(t->s->batch * t->s->seq) / (r->step_ms * 1e-3));
         if (r->evaluated) progress_say(&t->progress, "step %lld  validation loss %.4f over %lld tokens", (long long)r->step, r->val_loss, (long long)r->val_tokens);
-        st = run_folder_log(t->log, r);
+        st = run_folder_log(t->run, t->log, r);
         if (t->progress.broken && !t->progress.quiet) { /* as when it is told to stop: nobody listens any more */
             t->progress.quiet = true;
             fsdp_comm_request_stop(t->comm);

@@ -6,6 +6,7 @@
 
 #include <fsdp/fsdp.h>
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,8 +40,16 @@ static void print_log(fsdp_log_level level, const char *text, void *arg)
     fprintf(stderr, "fsdp: %s\n", text);
 }
 
+/* Where a standard stream is closed, the next file that is opened would get its number, and our lines would go there. */
+static void open_standard_streams(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);
+}
+
 int main(int argc, char **argv)
 {
+    open_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* a reader that goes away is noticed where we write */
     fsdp_log_set(FSDP_LOG_INFO, print_log, NULL);
     if (argc < 2) {
@@ -57,5 +66,9 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++) names[i] = commands[i].name;
+    const char *near = cli_nearest(names, COMMANDS, argv[1]);
+    if (near != NULL) return cli_usage("there is no command \"%s\"; did you mean \"%s\"? (fsdp --help)", argv[1], near);
     return cli_usage("there is no command \"%s\" (fsdp --help)", argv[1]);
 }

@@ -2,6 +2,7 @@
 #include "cli/run_folder.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,17 +64,49 @@ static int cut_log(const train_run *run)
     return 0;
 }
 
+/* Whether the checkpoint that is resumed from is one of this folder's own. */
+static bool is_own(const train_run *run)
+{
+    char path[4300], *own, *from, *slash;
+    if (run->checkpoint[0] == '\0') return true; /* a run that had saved nothing */
+    path_in(run, "checkpoints", path, sizeof(path));
+    own = realpath(path, NULL);
+    from = realpath(run->checkpoint, NULL);
+    slash = from != NULL ? strrchr(from, '/') : NULL;
+    if (slash != NULL) *slash = '\0';
+    bool same = own != NULL && slash != NULL && strcmp(own, from) == 0;
+    free(own);
+    free(from);
+    return same;
+}
+
+/* Going back: what was saved after the checkpoint is of steps that are done anew, and the next --resume latest would take it. */
+static int refuse_newer(const train_run *run)
+{
+    char folder[4300], newest[4400];
+    int64_t step;
+    path_in(run, "checkpoints", folder, sizeof(folder));
+    if (fsdp_checkpoint_latest(folder, newest, sizeof(newest), &step, NULL) != FSDP_OK || step <= run->first_step) return 0;
+    return cli_fail("--resume %s: %s is newer: a run that goes back to step %lld would be mixed with it. Remove what is newer, or give another --out",
+                    run->s.resume, newest, (long long)run->first_step);
+}
+
 int run_folder_open(const train_run *run)
 {
     char path[4300];
     int code = make_folders(run->s.out);
     if (code != 0) return code;
-    if (run->s.resume != NULL) return cut_log(run);
+    if (run->s.resume != NULL && is_own(run)) {
+        code = refuse_newer(run);
+        return code != 0 ? code : cut_log(run);
+    }
     static const char *const traces[] = { "run.json", "log.jsonl", "checkpoints", "model.safetensors" };
     for (size_t i = 0; i < sizeof(traces) / sizeof(traces[0]); i++) {
         path_in(run, traces[i], path, sizeof(path));
         if (access(path, F_OK) == 0)
-            return cli_fail("--out: %s is there: the folder holds a run already. Add --resume latest to go on with it, or give another --out", path);
+            return cli_fail(run->s.resume == NULL ? "--out: %s is there: the folder holds a run already. Add --resume latest to go on with it, or give another --out"
+                                                  : "--out: %s is there: the folder holds another run than the one to resume. Give another --out",
+                            path);
     }
     return 0;
 }
@@ -104,7 +137,7 @@ static const char *const modes[] = { "full", "grad-op", "optimizer", "none" };
 fsdp_status run_folder_write_settings(const train_run *run, int64_t parameters)
 {
     const train_settings *s = &run->s;
-    char path[4300];
+    char path[4300], temp[4310];
     fsdp_info info;
     fsdp_get_info(&info);
     json_t *o = settings_json(run);
@@ -125,7 +158,9 @@ fsdp_status run_folder_write_settings(const train_run *run, int64_t parameters)
     json_object_set_new(o, "instruction_set", json_string(info.instruction_set));
     json_object_set_new(o, "gemm", json_pack("{ss ss}", "library", info.gemm, "version", info.gemm_version));
     path_in(run, "run.json", path, sizeof(path));
-    int failed = json_dump_file(o, path, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    snprintf(temp, sizeof(temp), "%s.tmp", path); /* a run that is killed now leaves the old one, or a whole one */
+    int failed = json_dump_file(o, temp, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
+    if (failed == 0) failed = rename(temp, path);
     json_decref(o);
     FSDP_FAIL_IF(failed != 0, FSDP_ERR_IO, "cannot write %s: %s", path, strerror(errno));
     return FSDP_OK;
@@ -143,6 +178,13 @@ fsdp_status run_folder_open_log(const train_run *run, FILE **out)
     return FSDP_OK;
 }
 
+/* JSON has no word for what is infinite or not a number. */
+static void print_exact(FILE *f, const char *name, double x)
+{
+    if (isfinite(x)) fprintf(f, "\"%s\":%.17g", name, x);
+    else fprintf(f, "\"%s\":null", name);
+}
+
 static void print_list(FILE *f, const char *name, const double *x, int n)
 {
     fprintf(f, "\"%s\":[", name);
@@ -151,7 +193,7 @@ static void print_list(FILE *f, const char *name, const double *x, int n)
 }
 
 /* By hand: 17 digits restore a double to the bit, and milliseconds want few. */
-fsdp_status run_folder_log(FILE *f, const step_record *r)
+fsdp_status run_folder_log(const train_run *run, FILE *f, const step_record *r)
 {
     const fsdp_comm_stats *c = &r->collectives;
     fprintf(f, "{\"step\":%lld,\"loss\":%.17g,\"grad_norm\":%.17g,\"lr\":%.9g,\"tokens\":%lld,\"step_ms\":%.3f,\"wall_s\":%.3f,", (long long)r->step, r->loss,
@@ -164,8 +206,12 @@ fsdp_status run_folder_log(FILE *f, const step_record *r)
     print_list(f, "private_mib", r->private_mib, r->ranks);
     fputc(',', f);
     print_list(f, "shared_mib", r->shared_mib, r->ranks);
-    if (r->evaluated) fprintf(f, ",\"val_loss\":%.17g,\"val_tokens\":%lld", r->val_loss, (long long)r->val_tokens);
+    if (r->evaluated) {
+        fputc(',', f);
+        print_exact(f, "val_loss", r->val_loss);
+        fprintf(f, ",\"val_tokens\":%lld", (long long)r->val_tokens);
+    }
     fputs("}\n", f);
-    FSDP_FAIL_IF(fflush(f) != 0 || ferror(f), FSDP_ERR_IO, "cannot write the log: %s", strerror(errno));
+    FSDP_FAIL_IF(fflush(f) != 0 || ferror(f), FSDP_ERR_IO, "cannot write %s/log.jsonl: %s", run->s.out, strerror(errno));
     return FSDP_OK;
 }

@@ -28,7 +28,7 @@ int run_folder_open(const train_run *run);
 
 /* On rank 0. */
 fsdp_status run_folder_write_settings(const train_run *run, int64_t parameters);
-fsdp_status run_folder_log(FILE *log, const step_record *r);
+fsdp_status run_folder_log(const train_run *run, FILE *log, const step_record *r);
 fsdp_status run_folder_open_log(const train_run *run, FILE **out);
 
 /* What a checkpoint of the run keeps of its settings: JSON text, to be freed with free(). NULL: no memory. */

@@ -3,10 +3,12 @@
 
 #include "cli/run_folder.h"
 
+#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #define AT(field) offsetof(train_settings, field)
@@ -25,8 +27,8 @@ const cli_option train_options[] = {
     { .name = "batch", .kind = CLI_INT, .offset = AT(batch), .value = "SEQUENCES", .fallback = "8", .help = "a step, over all ranks", .min = 1, .max = 1e9 },
     { .name = "micro-batch", .kind = CLI_INT, .offset = AT(micro_batch), .value = "SEQUENCES", .help = "a rank and pass [batch / 8, or what comes near]; the same bits on every number of ranks that divides batch / micro-batch", .min = 1, .max = 1e9 },
     { .name = "seq", .kind = CLI_INT, .offset = AT(seq), .value = "N", .help = "tokens of a sequence [the model's context]", .min = 1, .max = 1e9 },
-    { .name = "lr", .kind = CLI_FLOAT, .offset = AT(lr), .value = "X", .fallback = "0.001", .help = "the highest learning rate", .min = 0, .max = 1e9 },
-    { .name = "min-lr", .kind = CLI_FLOAT, .offset = AT(min_lr), .value = "X", .help = "where the schedule ends [lr / 10]", .min = 0, .max = 1e9 },
+    { .name = "lr", .kind = CLI_FLOAT, .offset = AT(lr), .value = "X", .fallback = "0.001", .help = "the highest learning rate", .min = 0, .max = 1e38 },
+    { .name = "min-lr", .kind = CLI_FLOAT, .offset = AT(min_lr), .value = "X", .help = "where the schedule ends [lr / 10]", .min = 0, .max = 1e38 },
     { .name = "warmup", .kind = CLI_INT, .offset = AT(warmup), .value = "N", .help = "steps of linear rise [steps / 20]", .min = 0, .max = BIG },
     { .name = "schedule", .kind = CLI_CHOICE, .offset = AT(schedule), .value = "cosine|linear|constant", .fallback = "cosine", .help = "after the warm-up" },
     { .name = "weight-decay", .kind = CLI_FLOAT, .offset = AT(weight_decay), .value = "X", .fallback = "0.1", .help = "of weights; biases and norms are not decayed", .min = 0, .max = 1e9 },
@@ -72,15 +74,37 @@ static void note_difference(const char *name, const char *was, const char *is, v
     if (!run->s.quiet) printf("resume: --%s was %s, and is now %s: the command line wins\n", name, was, is);
 }
 
+/* Also of checkpoints that are not complete. */
+static bool has_checkpoints(const char *folder)
+{
+    bool any = false;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) any |= strncmp(e->d_name, "step-", 5) == 0;
+    if (d != NULL) closedir(d);
+    return any;
+}
+
 static int find_checkpoint(train_run *run)
 {
-    char folder[4200];
+    char folder[4200], manifest[4500];
+    struct stat sb;
     snprintf(folder, sizeof(folder), "%s/checkpoints", run->s.out);
     if (strcmp(run->s.resume, "latest") != 0) {
         snprintf(run->checkpoint, sizeof(run->checkpoint), "%s", run->s.resume);
+        snprintf(manifest, sizeof(manifest), "%s/manifest.json", run->checkpoint);
+        if (stat(run->checkpoint, &sb) != 0) return cli_fail("--resume: there is no %s", run->checkpoint);
+        if (stat(manifest, &sb) != 0)
+            return cli_fail("--resume: %s is no checkpoint, or not a complete one: it has no manifest.json (a run's checkpoints are in its folder checkpoints; \"latest\" is the newest)",
+                            run->checkpoint);
         return 0;
     }
     int skipped = 0;
+    if (!has_checkpoints(folder)) {
+        /* It ended before it saved anything: the run is begun again, so that a script may always say --resume latest. */
+        snprintf(manifest, sizeof(manifest), "%s/run.json", run->s.out);
+        if (stat(manifest, &sb) != 0) return cli_fail("--resume latest: there is no run in %s (no %s, no checkpoints): begin one without --resume", run->s.out, manifest);
+        return 0;
+    }
     if (fsdp_checkpoint_latest(folder, run->checkpoint, sizeof(run->checkpoint), NULL, &skipped) != FSDP_OK)
         return cli_fail("--resume latest: %s", fsdp_last_error_message());
     if (skipped > 0 && !run->s.quiet) printf("resume: skipped %d newer checkpoint%s that %s not complete\n", skipped, skipped > 1 ? "s" : "", skipped > 1 ? "are" : "is");
@@ -93,12 +117,20 @@ static int take_saved_settings(train_run *run)
     json_error_t error;
     int code = find_checkpoint(run);
     if (code != 0) return code;
-    if (fsdp_checkpoint_reader_open(&r, run->checkpoint) != FSDP_OK) return cli_fail("%s", fsdp_last_error_message());
-    const char *text = fsdp_checkpoint_reader_text(r, "settings");
-    run->saved = text != NULL ? json_loads(text, 0, &error) : NULL;
-    run->first_step = fsdp_checkpoint_reader_step(r);
-    fsdp_checkpoint_reader_close(r);
-    if (run->saved == NULL) return cli_fail("%s is no checkpoint of fsdp train: it has no settings", run->checkpoint);
+    if (run->checkpoint[0] == '\0') {
+        char path[4300];
+        snprintf(path, sizeof(path), "%s/run.json", run->s.out);
+        run->saved = json_load_file(path, 0, &error);
+        if (run->saved == NULL) return cli_fail("--resume latest: nothing was saved, and %s cannot be read (line %d: %s): remove %s and begin anew", path, error.line, error.text, run->s.out);
+        if (!run->s.quiet) printf("resume: nothing was saved in %s yet: the run begins again\n", run->s.out);
+    } else {
+        if (fsdp_checkpoint_reader_open(&r, run->checkpoint) != FSDP_OK) return cli_fail("%s", fsdp_last_error_message());
+        const char *text = fsdp_checkpoint_reader_text(r, "settings");
+        run->saved = text != NULL ? json_loads(text, 0, &error) : NULL;
+        run->first_step = fsdp_checkpoint_reader_step(r);
+        fsdp_checkpoint_reader_close(r);
+        if (run->saved == NULL) return cli_fail("%s is no checkpoint of fsdp train: it has no settings", run->checkpoint);
+    }
     static const char *const fixed[] = { "model", "init", "seq" };
     for (size_t i = 0; i < sizeof(fixed) / sizeof(fixed[0]); i++) {
         const json_t *was = json_object_get(run->saved, fixed[i]);
@@ -117,6 +149,8 @@ static int refuse_nonsense(const train_run *run)
 {
     const train_settings *s = &run->s;
     bool resumes = s->resume != NULL;
+    const char *bad = cli_not_utf8(train_options, train_option_count, s);
+    if (bad != NULL) return cli_usage("train: --%s: a name that is not UTF-8 cannot be kept with the run: rename it", bad);
     if (!resumes && s->model == NULL) return cli_usage("train: --model is required (fsdp train --help)");
     if (!resumes && s->data.count == 0) return cli_usage("train: --data is required (fsdp train --help)");
     if (resumes && is_set(run, "init")) return cli_usage("train: --init and --resume both say where the weights come from: give one");
