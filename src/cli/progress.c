@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 void progress_init(progress *p, const train_run *run)
@@ -18,6 +19,12 @@ static void flush(progress *p)
     if (fflush(stdout) != 0 || ferror(stdout)) p->broken = true;
 }
 
+static int columns(void)
+{
+    struct winsize w;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col : 200;
+}
+
 static void time_text(double s, char *to, size_t size)
 {
     long t = (long)(s + 0.5);
@@ -29,11 +36,15 @@ void progress_step(progress *p, const step_record *r, double tokens_per_s)
 {
     if (p->quiet) return;
     if (!p->terminal && r->step % p->every != 0 && r->step != p->steps && r->step != p->first + 1) return;
-    double spent = cli_clock() - p->started_s, done = (double)(r->step - p->first);
-    char left[32];
+    double now = cli_clock(), spent = now - p->started_s, done = (double)(r->step - p->first);
+    if (p->terminal && p->line_open && now - p->shown_s < 0.05 && r->step != p->steps) return; /* nobody reads faster */
+    p->shown_s = now;
+    char left[32], line[200];
     time_text(done > 0 ? spent / done * (double)(p->steps - r->step) : 0, left, sizeof(left));
-    printf("%sstep %lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  %s left%s", p->terminal ? "\r" : "", (long long)r->step, (long long)p->steps, r->loss,
-           r->grad_norm, r->lr, tokens_per_s, left, p->terminal ? "\033[K" : "\n");
+    snprintf(line, sizeof(line), "step %lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  %s left", (long long)r->step, (long long)p->steps, r->loss, r->grad_norm, r->lr,
+             tokens_per_s, left);
+    if (p->terminal) printf("\r%.*s\033[K", columns() - 1, line); /* one that wraps cannot be gone back over */
+    else printf("%s\n", line);
     p->line_open = p->terminal;
     flush(p);
 }

@@ -10,6 +10,7 @@ typedef struct progress {
     bool quiet, terminal;
     int64_t steps, first, every; /* of the run, where it began, between lines */
     double started_s;            /* clock at its first step */
+    double shown_s;              /* and when the moving line was last shown */
     bool line_open;              /* the moving line is not ended */
     bool broken;                 /* nobody reads any more */
 } progress;
