@@ -12,8 +12,8 @@
 #include <string.h>
 
 struct fsdpi_pool {
-    int threads;
-    bool started;
+    int threads; /* as asked; others than the caller of run may read it at any time */
+    int running; /* that there are, the caller included; 0: not started */
     pthread_t *thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -83,7 +83,6 @@ int fsdpi_pool_threads(const fsdpi_pool *pool)
 /* Where a thread cannot be started the pool goes on with those there are: the results are the same. */
 static void start(fsdpi_pool *p)
 {
-    p->started = true;
     p->thread = fsdpi_calloc((size_t)p->threads, sizeof(*p->thread));
     int n = 0;
     for (; p->thread != NULL && n < p->threads - 1; n++) {
@@ -95,7 +94,7 @@ static void start(fsdpi_pool *p)
             break;
         }
     }
-    p->threads = n + 1;
+    p->running = n + 1;
 }
 
 static void announce(fsdpi_pool *p, uint64_t job)
@@ -108,8 +107,8 @@ static void announce(fsdpi_pool *p, uint64_t job)
 
 void fsdpi_pool_run(fsdpi_pool *p, int64_t n, void (*fn)(void *, int64_t, int), void *arg)
 {
-    if (p != NULL && !p->started && p->threads > 1 && n > 1) start(p);
-    if (p == NULL || p->threads == 1 || n <= 1) {
+    if (p != NULL && p->running == 0 && p->threads > 1 && n > 1) start(p);
+    if (p == NULL || p->running <= 1 || n <= 1) {
         for (int64_t i = 0; i < n; i++) fn(arg, i, 0);
         return;
     }
@@ -117,7 +116,7 @@ void fsdpi_pool_run(fsdpi_pool *p, int64_t n, void (*fn)(void *, int64_t, int), 
     p->fn = fn;
     p->arg = arg;
     atomic_store_explicit(&p->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->busy, p->threads - 1, memory_order_relaxed);
+    atomic_store_explicit(&p->busy, p->running - 1, memory_order_relaxed);
     announce(p, atomic_load_explicit(&p->job, memory_order_relaxed) + 1);
     work(p, 0);
     for (int spin = 0; atomic_load_explicit(&p->busy, memory_order_acquire) > 0; spin++)
@@ -127,9 +126,9 @@ void fsdpi_pool_run(fsdpi_pool *p, int64_t n, void (*fn)(void *, int64_t, int), 
 void fsdpi_pool_destroy(fsdpi_pool *p)
 {
     if (p == NULL) return;
-    if (p->started) {
+    if (p->running > 0) {
         announce(p, UINT64_MAX);
-        for (int i = 0; i < p->threads - 1; i++) pthread_join(p->thread[i], NULL);
+        for (int i = 0; i < p->running - 1; i++) pthread_join(p->thread[i], NULL);
     }
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
