@@ -273,9 +273,8 @@ static fsdpi_gemm_kind best_kind(void)
     fsdpi_gemm_kind kind = want != NULL && want[0] != '\0' ? wanted_kind(want) : FSDPI_GEMM_KINDS;
     if (kind != FSDPI_GEMM_KINDS) return kind;
     /* A file that was named goes before the order of kinds. */
-    if (file != NULL && file[0] != '\0' && fsdpi_gemm_available(FSDPI_GEMM_CBLAS) &&
-        strcmp(libraries[FSDPI_GEMM_CBLAS].info.path, file) == 0)
-        return FSDPI_GEMM_CBLAS;
+    for (kind = 0; file != NULL && file[0] != '\0' && kind < FSDPI_GEMM_REFERENCE; kind++)
+        if (fsdpi_gemm_available(kind) && strcmp(libraries[kind].info.path, file) == 0) return kind;
     for (kind = 0; !fsdpi_gemm_available(kind);) kind++;
     if (kind == FSDPI_GEMM_REFERENCE)
         fsdpi_log(FSDP_LOG_WARN, "no matrix library was found: products will be slow (docs/install.md)");
@@ -284,7 +283,9 @@ static fsdpi_gemm_kind best_kind(void)
 
 static void choose(void)
 {
-    chosen = &libraries[best_kind()];
+    fsdpi_gemm_kind kind = best_kind();
+    (void)fsdpi_gemm_available(kind); /* also where it was not asked for: fills its info */
+    chosen = &libraries[kind];
 }
 
 const fsdpi_gemm_info *fsdpi_gemm_get_info(void)
