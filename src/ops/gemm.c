@@ -19,6 +19,7 @@
 #include "ops/pieces.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,19 +103,37 @@ static bool try_file(library *lib, const char *path, bool (*accept)(library *lib
     return true;
 }
 
+/* The folder `below` (relative) the file that this code is in: libfsdp.so, or the program. */
+static bool folder_of_ours(const char *below, char *to, size_t size)
+{
+    Dl_info where;
+    char file[PATH_MAX];
+    if (dladdr(&libraries, &where) == 0 || where.dli_fname == NULL || realpath(where.dli_fname, file) == NULL) return false;
+    char *slash = strrchr(file, '/');
+    if (slash == NULL) return false;
+    *slash = '\0';
+    return (size_t)snprintf(to, size, "%s/%s", file, below) < size;
+}
+
+/* First the one that was named; then the system's, which its distribution keeps; then the one that was installed with this
+ * library, wherever that tree is now; then the one that dev/setup.sh fetched for the build. */
 static void search(library *lib, const char *own_name, const char *const *system_names,
                    bool (*accept)(library *lib, void *handle, bool asked))
 {
     const char *named = getenv("FSDP_GEMM_LIB");
     if (named != NULL && named[0] != '\0') lib->found = try_file(lib, named, accept, true);
-    const char *const folders[] = { FSDPI_DEPS_LIBDIR, FSDPI_INSTALL_LIBDIR };
-    for (int i = 0; !lib->found && i < 2; i++) {
-        char path[512];
+    for (int i = 0; !lib->found && system_names[i] != NULL; i++)
+        lib->found = try_file(lib, system_names[i], accept, false);
+    char beside[PATH_MAX] = "", under[PATH_MAX] = "";
+    (void)folder_of_ours("fsdp", beside, sizeof(beside));            /* lib/libfsdp.so -> lib/fsdp */
+    (void)folder_of_ours("../lib/fsdp", under, sizeof(under));       /* bin/fsdp -> lib/fsdp */
+    const char *const folders[] = { beside, under, FSDPI_INSTALL_LIBDIR, FSDPI_DEPS_LIBDIR };
+    for (size_t i = 0; !lib->found && i < sizeof(folders) / sizeof(folders[0]); i++) {
+        char path[PATH_MAX + 64];
+        if (folders[i][0] == '\0') continue;
         snprintf(path, sizeof(path), "%s/%s", folders[i], own_name);
         lib->found = try_file(lib, path, accept, true);
     }
-    for (int i = 0; !lib->found && system_names[i] != NULL; i++)
-        lib->found = try_file(lib, system_names[i], accept, false);
 }
 
 static void note_path(library *lib, const void *fn)
