@@ -16,6 +16,7 @@ typedef struct fsdpi_error_frame {
 
 typedef struct fsdpi_error {
     fsdp_status st;
+    bool shared; /* all ranks have it: its message names the rank already (fsdp_comm_agree) */
     int frames;
     fsdpi_error_frame frame[FSDPI_ERROR_FRAMES];
     char message[1536];
@@ -23,6 +24,9 @@ typedef struct fsdpi_error {
 
 /* The code of the error that this thread raised last. */
 fsdp_status fsdpi_error_status(void);
+/* Of the error that this thread raised last. */
+bool fsdpi_error_is_shared(void);
+void fsdpi_error_set_shared(void);
 void fsdpi_error_save(fsdpi_error *out);
 void fsdpi_error_restore(const fsdpi_error *saved);
 

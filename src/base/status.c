@@ -38,6 +38,7 @@ fsdp_status fsdp_error_raise(fsdp_status st, const char *func, const char *file,
     va_end(ap);
     memcpy(current.message, text, sizeof(text));
     current.st = st;
+    current.shared = false;
     current.frames = 0;
     add_frame(func, file, line);
     return st;
@@ -82,4 +83,14 @@ void fsdpi_error_restore(const fsdpi_error *saved)
 fsdp_status fsdpi_error_status(void)
 {
     return current.st;
+}
+
+bool fsdpi_error_is_shared(void)
+{
+    return current.shared;
+}
+
+void fsdpi_error_set_shared(void)
+{
+    current.shared = true;
 }

@@ -50,11 +50,14 @@ free_comm:
 void fsdp_comm_destroy(fsdp_comm *comm)
 {
     if (comm == NULL) return;
-    if (comm->attached != NULL) comm->attached_destroy(comm->attached);
+    if (comm->attached != NULL) comm->attached_ops->destroy(comm->attached);
     fsdpi_error kept;
     fsdpi_error_save(&kept);
-    fsdpi_comm_heap_unmap(comm, comm->block, comm->block_bytes);
     fsdpi_world *world = comm->world;
+    /* The world's own block, the first of the heap, stays: its ranks may join again. */
+    bool last = comm->block_offset > 0 && atomic_fetch_add(&comm->block->left, 1) + 1 == comm->size;
+    fsdpi_comm_heap_unmap(comm, comm->block, comm->block_bytes);
+    if (last) fsdpi_heap_free(world, comm->block_offset, comm->block_bytes);
     bool owns = comm->owns_world;
     fsdpi_free(comm->world_ranks);
     fsdpi_free(comm);
@@ -106,8 +109,8 @@ void fsdp_comm_set_phase(fsdp_comm *comm, const char *phase)
 
 fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_ns, const char *what)
 {
-    FSDP_TRY(fsdpi_comm_check(comm));
     fsdpi_control *c = comm->world->control;
+    FSDP_FAIL_IF(atomic_load_explicit(&c->abort, memory_order_acquire) != 0, FSDP_ERR_PEER, "%s", c->abort_message);
     int r = comm->world_ranks[for_rank];
     int state = atomic_load_explicit(&c->rank[r].state, memory_order_acquire);
     FSDP_FAIL_IF(state == FSDPI_RANK_DONE && waited_ns > 0, FSDP_ERR_COMM,
@@ -121,27 +124,29 @@ fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_
                       comm->world_rank, (double)waited_ns * 1e-9, r, what,
                       (long long)atomic_load(&c->rank[comm->world_rank].step), r, c->rank[r].doing,
                       (long long)atomic_load(&c->rank[r].step));
-    return fsdpi_comm_check(comm);
+    FSDP_FAIL(FSDP_ERR_PEER, "%s", c->abort_message);
 }
 
 typedef struct wait_arg {
     fsdp_comm *comm;
     int for_rank;
+    uint64_t made;
     const char *what;
 } wait_arg;
 
 static fsdp_status check_wait(void *arg, int64_t waited_ns)
 {
     wait_arg *w = arg;
-    FSDP_TRY(fsdpi_comm_compare(w->comm));
+    fsdpi_comm_compare(w->comm);
+    FSDP_TRY(fsdpi_comm_check(w->comm, w->made));
     return fsdpi_comm_check_peer(w->comm, w->for_rank, waited_ns, w->what);
 }
 
-fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, const char *what)
+fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, uint64_t made, const char *what)
 {
     if (fsdpi_counter_reached(c, at_least)) return FSDP_OK;
     int64_t start = fsdpi_now_ns();
-    fsdp_status st = fsdpi_counter_wait(c, at_least, check_wait, &(wait_arg){ comm, for_rank, what });
+    fsdp_status st = fsdpi_counter_wait(c, at_least, check_wait, &(wait_arg){ comm, for_rank, made, what });
     __atomic_fetch_add(&comm->stats.wait_ns, (uint64_t)(fsdpi_now_ns() - start), __ATOMIC_RELAXED);
     if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     return FSDP_OK;
@@ -149,43 +154,59 @@ fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least
 
 /* ---- the exchange ---- */
 
-/* One chunk: at most FSDPI_SLOT bytes. A slot is written again two exchanges later: by then every rank has arrived at
- * the exchange between, so it has read this one. */
-static fsdp_status exchange_chunk(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes,
-                                  unsigned char *out, size_t stride)
+/* A slot is written again two exchanges later: by then every rank has arrived at the exchange between, so it has done
+ * with this one. No call here allocates: a collective does not fail on one rank alone. */
+fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes)
 {
+    FSDPI_ASSERT(bytes <= FSDPI_SLOT);
     FSDP_TRY(fsdpi_comm_tag(comm, op, name, bytes));
     uint32_t n = ++comm->exchanges;
     fsdpi_member *me = &comm->block->member[comm->rank];
     me->slot[n % 2].hash = comm->hash;
     if (bytes > 0) memcpy(me->slot[n % 2].data, in, bytes);
     fsdpi_counter_set(&me->arrived, n);
+    uint64_t made = fsdpi_comm_made(comm);
     for (int r = 0; r < comm->size; r++) {
         fsdpi_member *m = &comm->block->member[r];
-        FSDP_TRY(fsdpi_comm_wait(comm, &m->arrived, n, r, fsdpi_op_name(op)));
-        if (m->slot[n % 2].hash != comm->hash) {
-            FSDP_TRY(fsdpi_comm_compare(comm));
-            FSDP_FAIL(FSDP_ERR_COMM, "ranks %d and %d disagree in %s", comm->world_rank, comm->world_ranks[r],
-                      fsdpi_op_name(op));
-        }
-        if (bytes > 0) memcpy(out + (size_t)r * stride, m->slot[n % 2].data, bytes);
+        FSDP_TRY(fsdpi_comm_wait(comm, &m->arrived, n, r, made, fsdpi_op_name(op)));
+        if (m->slot[n % 2].hash == comm->hash) continue;
+        fsdpi_comm_compare(comm);
+        FSDP_TRY(fsdpi_comm_check(comm, made));
+        FSDP_FAIL(FSDP_ERR_COMM, "ranks %d and %d disagree in %s", comm->world_rank, comm->world_ranks[r], fsdpi_op_name(op));
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out)
+const void *fsdpi_comm_told(const fsdp_comm *comm, int rank)
 {
-    comm->stats.exchanges++;
-    for (size_t at = 0; at == 0 || at < bytes; at += FSDPI_SLOT) {
-        size_t n = bytes - at < FSDPI_SLOT ? bytes - at : FSDPI_SLOT;
-        FSDP_TRY(exchange_chunk(comm, op, name, (const unsigned char *)in + at, n, (unsigned char *)out + at, bytes));
-    }
-    return FSDP_OK;
+    return comm->block->member[rank].slot[comm->exchanges % 2].data;
+}
+
+static void count_exchange(fsdp_comm *comm)
+{
+    if (comm->size > 1) comm->stats.exchanges++;
+}
+
+static size_t chunk_at(size_t at, size_t bytes)
+{
+    return bytes - at < FSDPI_SLOT ? bytes - at : FSDPI_SLOT;
 }
 
 fsdp_status fsdp_comm_barrier(fsdp_comm *comm)
 {
-    return fsdpi_comm_exchange(comm, FSDPI_OP_BARRIER, NULL, "", 0, NULL);
+    count_exchange(comm);
+    return fsdpi_comm_tell(comm, FSDPI_OP_BARRIER, NULL, NULL, 0);
+}
+
+fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out)
+{
+    count_exchange(comm);
+    for (size_t at = 0; at == 0 || at < bytes; at += FSDPI_SLOT) {
+        size_t n = chunk_at(at, bytes);
+        FSDP_TRY(fsdpi_comm_tell(comm, op, name, n > 0 ? (const char *)in + at : NULL, n));
+        for (int r = 0; r < comm->size && n > 0; r++) memcpy((char *)out + (size_t)r * bytes + at, fsdpi_comm_told(comm, r), n);
+    }
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_comm_all_gather(fsdp_comm *comm, const void *in, size_t bytes, void *out)
@@ -197,46 +218,61 @@ fsdp_status fsdp_comm_broadcast(fsdp_comm *comm, void *data, size_t bytes, int r
 {
     FSDP_FAIL_IF(root < 0 || root >= comm->size, FSDP_ERR_INVALID, "fsdp_comm_broadcast: root %d of %d ranks", root,
                  comm->size);
-    unsigned char *all;
-    FSDPI_NEW(all, (size_t)comm->size * FSDPI_SLOT);
-    fsdp_status st = FSDP_OK;
-    comm->stats.exchanges++;
-    for (size_t at = 0; st == FSDP_OK && (at == 0 || at < bytes); at += FSDPI_SLOT) {
-        size_t n = bytes - at < FSDPI_SLOT ? bytes - at : FSDPI_SLOT;
-        st = exchange_chunk(comm, FSDPI_OP_BROADCAST, NULL, (char *)data + at, n, all, FSDPI_SLOT);
-        if (st == FSDP_OK) memcpy((char *)data + at, all + (size_t)root * FSDPI_SLOT, n);
+    count_exchange(comm);
+    for (size_t at = 0; at == 0 || at < bytes; at += FSDPI_SLOT) {
+        size_t n = chunk_at(at, bytes);
+        FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_BROADCAST, NULL, n > 0 ? (char *)data + at : NULL, n));
+        if (n > 0 && root != comm->rank) memcpy((char *)data + at, fsdpi_comm_told(comm, root), n);
     }
-    fsdpi_free(all);
-    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    return FSDP_OK;
+}
+
+/* x[i] becomes combine(x[i] of all ranks). */
+static fsdp_status reduce_doubles(fsdp_comm *comm, fsdpi_op op, double *x, int n, double (*combine)(const fsdp_comm *comm, int i))
+{
+    FSDP_FAIL_IF(n < 0 || (n > 0 && x == NULL), FSDP_ERR_INVALID, "%s of %d values", fsdpi_op_name(op), n);
+    count_exchange(comm);
+    enum { ROOM = FSDPI_SLOT / sizeof(double) };
+    for (int at = 0; at == 0 || at < n; at += ROOM) {
+        int count = n - at < ROOM ? n - at : ROOM;
+        FSDP_TRY(fsdpi_comm_tell(comm, op, NULL, count > 0 ? x + at : NULL, (size_t)count * sizeof(double)));
+        for (int i = 0; i < count; i++) x[at + i] = combine(comm, i);
+    }
+    return FSDP_OK;
+}
+
+static double told_double(const fsdp_comm *comm, int rank, int i)
+{
+    double x;
+    memcpy(&x, (const double *)fsdpi_comm_told(comm, rank) + i, sizeof(x));
+    return x;
+}
+
+static double sum_of_all(const fsdp_comm *comm, int i)
+{
+    fsdpi_xsum s = { 0 };
+    for (int r = 0; r < comm->size; r++) fsdpi_xsum_add(&s, told_double(comm, r, i));
+    return fsdpi_xsum_round(&s);
+}
+
+static double most_of_all(const fsdp_comm *comm, int i)
+{
+    double most = told_double(comm, 0, i);
+    for (int r = 1; r < comm->size; r++) {
+        double x = told_double(comm, r, i);
+        if (!(x <= most) && !isnan(most)) most = x;
+    }
+    return most;
 }
 
 fsdp_status fsdp_comm_sum_exact(fsdp_comm *comm, double *x, int n)
 {
-    double *all;
-    FSDPI_NEW(all, (size_t)comm->size * (size_t)(n > 0 ? n : 0));
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_SUM, NULL, x, (size_t)n * sizeof(*x), all);
-    for (int i = 0; i < n && st == FSDP_OK; i++) {
-        fsdpi_xsum s = { 0 };
-        for (int r = 0; r < comm->size; r++) fsdpi_xsum_add(&s, all[r * n + i]);
-        x[i] = fsdpi_xsum_round(&s);
-    }
-    fsdpi_free(all);
-    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    return reduce_doubles(comm, FSDPI_OP_SUM, x, n, sum_of_all);
 }
 
 fsdp_status fsdp_comm_max(fsdp_comm *comm, double *x, int n)
 {
-    double *all;
-    FSDPI_NEW(all, (size_t)comm->size * (size_t)(n > 0 ? n : 0));
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_MAX, NULL, x, (size_t)n * sizeof(*x), all);
-    for (int i = 0; i < n && st == FSDP_OK; i++) {
-        double most = all[i];
-        for (int r = 1; r < comm->size; r++)
-            if (!(all[r * n + i] <= most) && !isnan(most)) most = all[r * n + i];
-        x[i] = most;
-    }
-    fsdpi_free(all);
-    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    return reduce_doubles(comm, FSDPI_OP_MAX, x, n, most_of_all);
 }
 
 void fsdp_comm_request_stop(fsdp_comm *comm)
@@ -248,12 +284,10 @@ fsdp_status fsdp_comm_stop_agreed(fsdp_comm *comm, bool *stop)
 {
     fsdpi_control *c = comm->world->control;
     atomic_store_explicit(&c->rank[comm->world_rank].polls_stop, 1, memory_order_relaxed);
-    unsigned char mine = atomic_load(&c->stop) != 0, any = 0, *all;
-    FSDPI_NEW(all, comm->size);
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_STOP, NULL, &mine, 1, all);
-    for (int r = 0; r < comm->size; r++) any |= all[r];
-    fsdpi_free(all);
-    FSDP_TRY(st);
+    unsigned char mine = atomic_load(&c->stop) != 0, any = 0;
+    count_exchange(comm);
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_STOP, NULL, &mine, 1));
+    for (int r = 0; r < comm->size; r++) any |= *(const unsigned char *)fsdpi_comm_told(comm, r);
     *stop = any;
     return FSDP_OK;
 }
@@ -261,27 +295,28 @@ fsdp_status fsdp_comm_stop_agreed(fsdp_comm *comm, bool *stop)
 /* What a rank says of itself in fsdp_comm_agree. */
 typedef struct opinion {
     fsdp_status st;
+    bool shared; /* it comes from an earlier agreement */
     char message[1024];
 } opinion;
 
 fsdp_status fsdp_comm_agree(fsdp_comm *comm, fsdp_status mine)
 {
     if (mine == FSDP_ERR_PEER || mine == FSDP_ERR_COMM) return mine; /* the others know */
-    opinion me = { .st = mine }, *all;
-    if (mine != FSDP_OK) snprintf(me.message, sizeof(me.message), "%s", fsdp_last_error_message());
-    all = fsdpi_calloc((size_t)comm->size, sizeof(*all));
-    FSDP_FAIL_IF(all == NULL, FSDP_ERR_NOMEM, "no memory to agree on errors");
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_AGREE, NULL, &me, sizeof(me), all);
-    int bad = 0;
-    while (st == FSDP_OK && bad < comm->size && all[bad].st == FSDP_OK) bad++;
-    if (st == FSDP_OK && bad < comm->size) {
-        if (comm->size == 1) st = fsdp_error_raise(all[bad].st, __func__, __FILE__, __LINE__, "%s", all[bad].message);
-        else
-            st = fsdp_error_raise(all[bad].st, __func__, __FILE__, __LINE__, "rank %d: %s", comm->world_ranks[bad],
-                                  all[bad].message);
+    bool raised = fsdpi_error_status() == mine; /* or it is a bare status, and the last message is of something else */
+    opinion me = { .st = mine, .shared = raised && fsdpi_error_is_shared() };
+    if (mine != FSDP_OK) snprintf(me.message, sizeof(me.message), "%s", raised ? fsdp_last_error_message() : fsdp_status_name(mine));
+    count_exchange(comm);
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_AGREE, NULL, &me, sizeof(me)));
+    for (int r = 0; r < comm->size; r++) {
+        const opinion *o = fsdpi_comm_told(comm, r);
+        if (o->st == FSDP_OK) continue;
+        fsdp_status st = o->st;
+        if (comm->size == 1 || o->shared) (void)fsdp_error_raise(st, __func__, __FILE__, __LINE__, "%s", o->message);
+        else (void)fsdp_error_raise(st, __func__, __FILE__, __LINE__, "rank %d: %s", comm->world_ranks[r], o->message);
+        fsdpi_error_set_shared();
+        return st;
     }
-    fsdpi_free(all);
-    return st;
+    return FSDP_OK;
 }
 
 /* ---- shared memory ---- */
@@ -298,36 +333,18 @@ void fsdpi_comm_heap_unmap(fsdp_comm *comm, void *p, size_t bytes)
     if (p != NULL) cpu->ops->unmap(cpu, &comm->world->heap, p, bytes);
 }
 
-typedef struct allocation {
-    fsdp_status st;
-    size_t offset;
-} allocation;
-
-fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, size_t bytes, size_t *offset)
+fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, fsdp_status mine, size_t bytes, size_t *offset)
 {
-    allocation mine = { FSDP_OK, 0 }, *all;
-    FSDPI_NEW(all, comm->size);
-    if (comm->rank == 0) mine.st = fsdpi_heap_alloc(comm->world, bytes, &mine.offset);
-    fsdpi_error kept;
-    fsdpi_error_save(&kept);
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_ALLOC, NULL, &mine, sizeof(mine), all);
-    allocation got = all[0];
-    fsdpi_free(all);
-    FSDP_TRY(st);
-    if (got.st != FSDP_OK && comm->rank == 0) {
-        fsdpi_error_restore(&kept);
-        return fsdp_error_through(got.st, __func__, __FILE__, __LINE__);
+    size_t at = 0;
+    if (mine == FSDP_OK && comm->rank == 0) mine = fsdpi_heap_alloc(comm->world, bytes, &at);
+    fsdp_status st = fsdp_comm_agree(comm, mine);
+    if (st != FSDP_OK) {
+        if (comm->rank == 0 && mine == FSDP_OK) fsdpi_heap_free(comm->world, at, bytes);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
-    FSDP_FAIL_IF(got.st != FSDP_OK, got.st, "rank %d has no shared memory for %zu bytes", comm->world_ranks[0], bytes);
-    *offset = got.offset;
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_ALLOC, NULL, &at, sizeof(at)));
+    memcpy(offset, fsdpi_comm_told(comm, 0), sizeof(*offset));
     return FSDP_OK;
-}
-
-void fsdpi_comm_heap_free(fsdp_comm *comm, size_t offset, size_t bytes)
-{
-    /* Only when all have come is nobody using it; where they do not come, the job ends and the memory with it. */
-    if (fsdpi_comm_exchange(comm, FSDPI_OP_FREE, NULL, "", 0, NULL) != FSDP_OK) return;
-    if (comm->rank == 0) fsdpi_heap_free(comm->world, offset, bytes);
 }
 
 /* ---- split and reset ---- */
@@ -336,47 +353,63 @@ typedef struct wish {
     int color, key;
 } wish;
 
-fsdp_status fsdp_comm_split(fsdp_comm *comm, int color, int key, fsdp_comm **out)
+static wish wish_of(const fsdp_comm *comm, int rank)
 {
-    wish mine = { color, key }, *all;
-    int *ranks = NULL, n = 0, rank = -1;
-    FSDPI_NEW(all, comm->size);
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_SPLIT, NULL, &mine, sizeof(mine), all);
-    if (st == FSDP_OK) {
-        ranks = fsdpi_calloc((size_t)comm->size, sizeof(*ranks));
-        if (ranks == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to split");
-    }
-    /* Insertion sort by (key, old rank): groups are small. */
-    for (int r = 0; st == FSDP_OK && color >= 0 && r < comm->size; r++) {
-        if (all[r].color != color) continue;
+    return *(const wish *)fsdpi_comm_told(comm, rank);
+}
+
+/* Those who told this color, by (key, old rank): an insertion sort, for groups are small. Returns how many. */
+static int find_group(const fsdp_comm *comm, int color, int *ranks)
+{
+    int n = 0;
+    for (int r = 0; color >= 0 && r < comm->size; r++) {
+        if (wish_of(comm, r).color != color) continue;
         int at = n++;
-        for (; at > 0 && all[ranks[at - 1]].key > all[r].key; at--) ranks[at] = ranks[at - 1];
+        for (; at > 0 && wish_of(comm, ranks[at - 1]).key > wish_of(comm, r).key; at--) ranks[at] = ranks[at - 1];
         ranks[at] = r;
     }
-    /* The lowest member of each group takes the block; all learn where it is. */
-    allocation block = { FSDP_OK, 0 }, *blocks = NULL;
-    if (st == FSDP_OK) {
-        int lowest = comm->size;
-        for (int i = 0; i < n; i++) lowest = ranks[i] < lowest ? ranks[i] : lowest;
-        if (lowest == comm->rank) block.st = fsdpi_heap_alloc(comm->world, fsdpi_comm_block_bytes(n), &block.offset);
-        blocks = fsdpi_calloc((size_t)comm->size, sizeof(*blocks));
-        if (blocks == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to split");
-        if (st == FSDP_OK) st = fsdpi_comm_exchange(comm, FSDPI_OP_SPLIT, NULL, &block, sizeof(block), blocks);
-        if (st == FSDP_OK && n > 0) block = blocks[lowest];
-        if (st == FSDP_OK && block.st != FSDP_OK)
-            st = fsdp_error_raise(block.st, __func__, __FILE__, __LINE__, "no shared memory for a split communicator");
-    }
+    return n;
+}
+
+/* A group's block: its lowest member takes it, all are told where it is. */
+typedef struct group_block {
+    fsdp_status st;
+    size_t offset;
+} group_block;
+
+static fsdp_status share_block(fsdp_comm *comm, fsdp_status mine, const int *ranks, int n, size_t *offset)
+{
+    group_block b = { mine, 0 };
+    int lowest = comm->size;
+    for (int i = 0; i < n; i++) lowest = ranks[i] < lowest ? ranks[i] : lowest;
+    if (b.st == FSDP_OK && lowest == comm->rank) b.st = fsdpi_heap_alloc(comm->world, fsdpi_comm_block_bytes(n), &b.offset);
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_SPLIT, NULL, &b, sizeof(b)));
+    if (b.st != FSDP_OK || n == 0) return b.st;
+    const group_block *theirs = fsdpi_comm_told(comm, lowest);
+    FSDP_FAIL_IF(theirs->st != FSDP_OK, theirs->st, "rank %d has no shared memory for a split communicator", comm->world_ranks[lowest]);
+    *offset = theirs->offset;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_comm_split(fsdp_comm *comm, int color, int key, fsdp_comm **out)
+{
+    count_exchange(comm);
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_SPLIT, NULL, &(wish){ color, key }, sizeof(wish)));
+    fsdp_status st = FSDP_OK;
+    int *ranks = fsdpi_calloc((size_t)comm->size, sizeof(*ranks)), rank = -1;
+    if (ranks == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to split %d ranks", comm->size);
+    int n = ranks != NULL ? find_group(comm, color, ranks) : 0;
+    size_t offset = 0;
+    st = share_block(comm, st, ranks, n, &offset);
     fsdp_comm *sub = NULL;
     if (st == FSDP_OK && n > 0) {
         for (int i = 0; i < n; i++) {
             if (ranks[i] == comm->rank) rank = i;
             ranks[i] = comm->world_ranks[ranks[i]];
         }
-        st = fsdpi_comm_create(&sub, comm->world, comm->transport, ranks, n, rank, block.offset);
+        st = fsdpi_comm_create(&sub, comm->world, comm->transport, ranks, n, rank, offset);
     }
-    fsdpi_free(blocks);
     fsdpi_free(ranks);
-    fsdpi_free(all);
     st = fsdp_comm_agree(comm, st);
     if (st != FSDP_OK) {
         fsdp_comm_destroy(sub);
@@ -405,13 +438,17 @@ static fsdp_status meet(fsdp_comm *comm)
     uint32_t n = ++comm->resets;
     fsdpi_counter_set(&comm->block->member[comm->rank].reset, n);
     for (int r = 0; r < comm->size; r++)
-        FSDP_TRY(fsdpi_counter_wait(&comm->block->member[r].reset, n, check_reset, &(wait_arg){ comm, r, "reset" }));
+        FSDP_TRY(fsdpi_counter_wait(&comm->block->member[r].reset, n, check_reset, &(wait_arg){ comm, r, 0, "reset" }));
     return FSDP_OK;
 }
 
 fsdp_status fsdp_comm_reset(fsdp_comm *comm)
 {
     fsdpi_member *me = &comm->block->member[comm->rank];
+    const fsdpi_attached_ops *attached = comm->attached != NULL ? comm->attached_ops : NULL;
+    /* From here on this rank waits for nothing else, and whoever waits for it is told. */
+    fsdpi_counter_set(&me->reset, ++comm->resets);
+    if (attached != NULL) attached->quiesce(comm->attached);
     FSDP_TRY(meet(comm)); /* nobody is in an operation any more */
     atomic_store(&me->tags, 0);
     comm->hash = 0;
@@ -421,7 +458,9 @@ fsdp_status fsdp_comm_reset(fsdp_comm *comm)
         atomic_store(&comm->block->mismatch, 0);
         atomic_store(&comm->block->mismatch_by, 0);
     }
-    if (comm->attached != NULL && comm->attached_reset != NULL) comm->attached_reset(comm->attached);
+    fsdp_status st = attached != NULL ? attached->reset(comm->attached) : FSDP_OK;
     FSDP_TRY(meet(comm)); /* nobody still reads the old counters as new ones */
-    return FSDP_OK;
+    st = fsdp_comm_agree(comm, st);
+    if (st == FSDP_OK && attached != NULL) st = attached->resume(comm->attached);
+    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }

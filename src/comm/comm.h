@@ -26,7 +26,6 @@
     X(FSDPI_OP_AGREE, "agreement on errors")                                                                \
     X(FSDPI_OP_SPLIT, "split")                                                                              \
     X(FSDPI_OP_ALLOC, "allocation of shared memory")                                                        \
-    X(FSDPI_OP_FREE, "release of shared memory")                                                            \
     X(FSDPI_OP_UNIT_CREATE, "creation of a unit")                                                           \
     X(FSDPI_OP_UNIT_DESTROY, "destruction of a unit")                                                       \
     X(FSDPI_OP_PASS_BEGIN, "beginning of a pass")                                                           \
@@ -39,7 +38,10 @@
     X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
     X(FSDPI_OP_PUBLISH, "publication of parameters")                                                        \
     X(FSDPI_OP_NORM, "gradient norm")                                                                       \
-    X(FSDPI_OP_STEP, "optimizer step")                                                                      \
+    X(FSDPI_OP_STEP_BEGIN, "beginning of a step")                                                           \
+    X(FSDPI_OP_STEP_END, "end of a step")                                                                   \
+    X(FSDPI_OP_STEP_CANCEL, "cancellation of a step")                                                       \
+    X(FSDPI_OP_ZERO_GRAD, "drop of gradients")                                                              \
     X(FSDPI_OP_SAVE, "save")                                                                                \
     X(FSDPI_OP_LOAD, "load")
 
@@ -49,10 +51,11 @@ typedef enum fsdpi_op {
 #undef FSDPI_OP_ENUM
 } fsdpi_op;
 
+enum { FSDPI_RESET_STEPS = 3 };
 enum { FSDPI_TAGS = 256, FSDPI_SLOT = 4096, FSDPI_NAME = 40 };
 
 typedef struct fsdpi_tag {
-    uint64_t hash; /* of this tag and all before it */
+    _Atomic uint64_t hash; /* of this tag and all before it */
     uint64_t bytes;
     int64_t step;
     uint32_t op;
@@ -62,7 +65,7 @@ typedef struct fsdpi_tag {
 /* One rank's part of a communicator's shared block. */
 typedef struct fsdpi_member {
     fsdpi_counter arrived; /* exchanges that it has written */
-    fsdpi_counter reset;   /* rounds of fsdp_comm_reset() */
+    fsdpi_counter reset;   /* steps of fsdp_comm_reset(), FSDPI_RESET_STEPS each time; between them it is in one */
     _Alignas(64) _Atomic uint64_t tags; /* how many it has appended */
     fsdpi_tag ring[FSDPI_TAGS];
     _Alignas(64) struct {
@@ -72,9 +75,11 @@ typedef struct fsdpi_member {
 } fsdpi_member;
 
 typedef struct fsdpi_block {
-    _Atomic int mismatch;    /* 1: mismatch_message is complete */
+    _Atomic int mismatch;    /* 1: mismatch_message and mismatch_at are complete */
+    uint64_t mismatch_at;    /* the first operation that differs, or that is not made any more */
     _Atomic int mismatch_by; /* rank + 1 of who writes it */
     char mismatch_message[1024];
+    _Atomic int left; /* ranks that have destroyed the communicator: the last one gives the block back */
     _Alignas(64) fsdpi_member member[];
 } fsdpi_block;
 
@@ -91,13 +96,21 @@ struct fsdp_comm {
     size_t block_offset, block_bytes; /* in the heap */
     uint32_t exchanges;    /* how many this rank has begun */
     uint64_t hash;         /* of all its tags */
-    uint32_t resets;
+    uint32_t resets;       /* = member[rank].reset */
     fsdp_comm_stats stats; /* of the host thread and of stream threads: relaxed atomics would be no better for a figure */
     /* Hangs off the communicator for a layer above (shard/runtime.c). */
     void *attached;
-    void (*attached_destroy)(void *attached);
-    void (*attached_reset)(void *attached);
+    const struct fsdpi_attached_ops *attached_ops;
 };
+
+/* In fsdp_comm_reset(): quiesce ends what runs by itself, for which waits now fail at once; then, when all ranks are
+ * quiet, reset drops what was in flight; then, when all have, resume may speak to the others again. */
+typedef struct fsdpi_attached_ops {
+    void (*destroy)(void *attached);
+    void (*quiesce)(void *attached);
+    fsdp_status (*reset)(void *attached);
+    fsdp_status (*resume)(void *attached);
+} fsdpi_attached_ops;
 
 /* A communicator over ranks of a world; collective over them where size > 1. offset: of its block. */
 fsdp_status fsdpi_comm_create(fsdp_comm **out, fsdpi_world *world, const struct fsdpi_transport_ops *transport,
@@ -106,26 +119,35 @@ size_t fsdpi_comm_block_bytes(int size);
 
 /* Appends a tag. May wait for a rank that is far behind. FSDP_ERR_COMM where ranks are known to differ. */
 fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes);
-/* Compares with what others have appended so far; does not wait. */
-fsdp_status fsdpi_comm_compare(fsdp_comm *comm);
+/* Compares with what others have appended so far; does not wait. fsdpi_comm_check() says what came of it. */
+void fsdpi_comm_compare(fsdp_comm *comm);
 const char *fsdpi_op_name(unsigned op);
 
-/* All-gathers `bytes` bytes of host memory; the ground of all small collectives. */
+/* Tells all ranks `bytes` <= FSDPI_SLOT bytes and waits until all have told theirs: the ground of all small collectives.
+ * told: what a rank said (8-byte aligned), until this rank's next call. Allocates nothing. */
+fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes);
+const void *fsdpi_comm_told(const fsdp_comm *comm, int rank);
+/* All-gathers any number of bytes of host memory. */
 fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out);
 
-/* Waits for a counter of another rank, with all that a wait looks out for: abort, mismatch, a rank that has ended,
- * the long clock. what: "gradient reduction of \"h.3\"". For any thread. */
-fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, const char *what);
+/* How many operations this rank has made. */
+uint64_t fsdpi_comm_made(const fsdp_comm *comm);
 
-/* Whether something is known to be wrong: abort or mismatch, as an error. */
-fsdp_status fsdpi_comm_check(fsdp_comm *comm);
-/* Whether waiting for this rank still makes sense: that, and whether it has ended or the long clock has run out. */
+/* Waits for a counter of another rank, with all that a wait looks out for: abort, mismatch, a rank that has ended,
+ * the long clock. made: fsdpi_comm_made() when the wait was launched. what: "gradient reduction of \"h.3\"". For any
+ * thread. A wait of operations that all ranks make alike is not ended by what they do differently later: so what ranks
+ * have committed is there, also on streams that are behind the host. */
+fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, uint64_t made, const char *what);
+
+/* Whether something is known to be wrong with this rank's first `made` operations: abort, or a mismatch before that
+ * many. Ranks that are behind a difference go on up to it: what others have done before it, they do too. */
+fsdp_status fsdpi_comm_check(fsdp_comm *comm, uint64_t made);
+/* Whether waiting for this rank still makes sense: abort, whether it has ended, whether the long clock has run out. */
 fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_ns, const char *what);
 
-/* Collective: zeroed shared memory of the heap, the same offset on every rank. */
-fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, size_t bytes, size_t *offset);
-/* Collective: after it nobody uses the range. */
-void fsdpi_comm_heap_free(fsdp_comm *comm, size_t offset, size_t bytes);
+/* Collective: zeroed shared memory of the heap, the same offset on every rank. mine: how this rank's preparations went:
+ * where one rank's went badly all fail, with its error. */
+fsdp_status fsdpi_comm_heap_alloc(fsdp_comm *comm, fsdp_status mine, size_t bytes, size_t *offset);
 /* The range as host memory, read and write. */
 fsdp_status fsdpi_comm_heap_map(fsdp_comm *comm, size_t offset, size_t bytes, void **out);
 void fsdpi_comm_heap_unmap(fsdp_comm *comm, void *p, size_t bytes);

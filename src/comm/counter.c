@@ -41,7 +41,11 @@ fsdp_status fsdpi_counter_wait(fsdpi_counter *c, uint32_t at_least, fsdpi_wait_c
     }
     int64_t before = fsdpi_now_ns(), waited = 0;
     while (!fsdpi_counter_reached(c, at_least)) {
-        FSDP_TRY(check(arg, waited));
+        fsdp_status st = check(arg, waited);
+        if (st != FSDP_OK) {
+            if (fsdpi_counter_reached(c, at_least)) return FSDP_OK; /* what is reached is so for every rank that waits */
+            return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+        }
         nap(c, at_least);
         /* A process that was suspended finds that hours have passed: they do not count as waiting. */
         int64_t now = fsdpi_now_ns(), slept = now - before;

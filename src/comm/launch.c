@@ -74,6 +74,7 @@ fsdp_status fsdpi_rank_run(fsdpi_world *w, int rank, fsdp_rank_fn fn, void *arg)
     }
     fsdpi_error_restore(&e);
     slot->error = st;
+    slot->error_is_shared = fsdpi_error_is_shared();
     snprintf(slot->message, sizeof(slot->message), "%s", fsdp_last_error_message());
     if (slot->message[0] == '\0') snprintf(slot->message, sizeof(slot->message), "%s", fsdp_status_name(st));
     /* First the reason, then the state: who sees the state must not take it for the reason. */
@@ -144,8 +145,9 @@ static fsdp_status first_error(fsdpi_world *w)
     int by = atomic_load(&c->abort_by);
     if (by == 0) return FSDP_OK;
     fsdp_status st = by <= c->size && c->rank[by - 1].error != FSDP_OK ? c->rank[by - 1].error : FSDP_ERR_PEER;
-    if (by <= c->size && c->size == 1 && c->rank[0].error != FSDP_OK) /* the only rank: no need to name it */
-        return fsdp_error_raise(st, "fsdp_launch", __FILE__, __LINE__, "%s", c->rank[0].message);
+    bool named = c->size == 1 || (by <= c->size && c->rank[by - 1].error_is_shared); /* or there is only one */
+    if (by <= c->size && c->rank[by - 1].error != FSDP_OK && named)
+        return fsdp_error_raise(st, "fsdp_launch", __FILE__, __LINE__, "%s", c->rank[by - 1].message);
     if (by <= c->size && c->rank[by - 1].error != FSDP_OK)
         return fsdp_error_raise(st, "fsdp_launch", __FILE__, __LINE__, "rank %d: %s", by - 1, c->rank[by - 1].message);
     return fsdp_error_raise(st, "fsdp_launch", __FILE__, __LINE__, "%s", c->abort_message);

@@ -9,26 +9,28 @@
 #include <emmintrin.h>
 #endif
 
-fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, int counters, size_t payload)
+fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, fsdp_status mine, int counters, size_t payload)
 {
     fsdpi_region r = { .comm = comm };
-    r.counter_bytes = fsdpi_round_up((size_t)counters * sizeof(fsdpi_counter), fsdpi_page_size());
+    r.counter_bytes = fsdpi_round_up((size_t)(counters + 1) * sizeof(fsdpi_counter), fsdpi_page_size());
     r.bytes = r.counter_bytes + fsdpi_round_up(payload, fsdpi_page_size());
-    FSDP_TRY(fsdpi_comm_heap_alloc(comm, r.bytes, &r.offset));
+    FSDP_TRY(fsdpi_comm_heap_alloc(comm, mine, r.bytes, &r.offset));
     void *p;
-    /* A rank that cannot map its part is told to all by whoever creates the region (fsdp_comm_agree). */
+    /* That a rank cannot map its part is told to all by whoever creates the region (fsdp_comm_agree). */
     FSDP_TRY(fsdpi_comm_heap_map(comm, r.offset, r.counter_bytes, &p));
     r.counter = p;
+    r.left = r.counter + counters;
     *out = r;
     return FSDP_OK;
 }
 
-void fsdpi_region_destroy(fsdpi_region *r, bool together)
+void fsdpi_region_destroy(fsdpi_region *r)
 {
     if (r->counter == NULL) return;
-    if (together) fsdpi_comm_heap_free(r->comm, r->offset, r->bytes);
+    bool last = (int)atomic_fetch_add(&r->left->value, 1) + 1 == r->comm->size;
     fsdpi_comm_heap_unmap(r->comm, r->counter, r->counter_bytes);
     r->counter = NULL;
+    if (last) fsdpi_heap_free(r->comm->world, r->offset, r->bytes);
 }
 
 fsdp_status fsdpi_region_map(const fsdpi_region *r, fsdp_device *dev, size_t at, size_t bytes, bool writable, void **out)
@@ -70,6 +72,7 @@ typedef struct wait_args {
     fsdpi_counter *counter; /* of rank 0 */
     int only;
     uint32_t value;
+    uint64_t made;
     const char *doing;
     char name[FSDPI_NAME];
 } wait_args;
@@ -83,7 +86,7 @@ static fsdp_status k_wait(const fsdp_kernel *k, const void *args)
         if (fsdpi_counter_reached(&a->counter[r], a->value)) continue;
         char what[128];
         snprintf(what, sizeof(what), "%s of \"%s\"", a->doing, a->name);
-        FSDP_TRY(fsdpi_comm_wait(a->comm, &a->counter[r], a->value, r, what));
+        FSDP_TRY(fsdpi_comm_wait(a->comm, &a->counter[r], a->value, r, a->made, what));
     }
     return FSDP_OK;
 }
@@ -95,6 +98,7 @@ fsdp_status fsdpi_launch_wait(fsdp_stream *s, const fsdpi_region *r, bool second
                     .counter = second ? fsdpi_second_counter(r, 0) : fsdpi_first_counter(r, 0),
                     .only = only,
                     .value = value,
+                    .made = fsdpi_comm_made(r->comm),
                     .doing = doing };
     snprintf(a.name, sizeof(a.name), "%s", name);
     return fsdp_stream_launch(s, k_wait, &a, sizeof(a));

@@ -7,23 +7,27 @@
 
 #include "comm/transport.h"
 
-/* A range of the heap: counters first, then the bytes, on a page of their own. */
+/* A range of the heap: counters first, then the bytes, on pages of their own. The last of the ranks to destroy it
+ * gives it back: nobody waits for the others, and what a rank that died has not left stays until the job ends. */
 typedef struct fsdpi_region {
     fsdp_comm *comm;
     size_t offset, bytes;      /* all of it, in the heap */
     size_t counter_bytes;      /* the first of them */
     fsdpi_counter *counter;    /* mapped for the host */
+    fsdpi_counter *left;       /* behind them: how many ranks have destroyed it */
 } fsdpi_region;
 
-/* Collective. counters: how many; payload: bytes after them. */
-fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, int counters, size_t payload);
-/* together: collective, and the memory goes back to the heap. Else only this rank's mapping goes. */
-void fsdpi_region_destroy(fsdpi_region *r, bool together);
+/* Collective. mine: how this rank's preparations went (fsdpi_comm_heap_alloc). counters: how many; payload: bytes after
+ * them. */
+fsdp_status fsdpi_region_create(fsdpi_region *out, fsdp_comm *comm, fsdp_status mine, int counters, size_t payload);
+/* By this rank alone, after its other mappings of it. */
+void fsdpi_region_destroy(fsdpi_region *r);
 /* Maps payload bytes [at, at + bytes) for a device; at is a multiple of the page size. */
 fsdp_status fsdpi_region_map(const fsdpi_region *r, fsdp_device *dev, size_t at, size_t bytes, bool writable, void **out);
 void fsdpi_region_unmap(const fsdpi_region *r, fsdp_device *dev, void *p, size_t bytes);
 
-/* The counters of a flat: published[size], done[size]; of a window: posted[size], taken[size]. */
+/* The counters of a flat: published[size]; done[size], which is v + 1 after done(v), for version 0 has readers too. Of
+ * a window: posted[size], taken[size]. */
 static inline fsdpi_counter *fsdpi_first_counter(const fsdpi_region *r, int rank)
 {
     return &r->counter[rank];

@@ -3,8 +3,10 @@
  * Tags: how ranks notice that they do different things, and say what each did. */
 #include "comm/comm.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -42,6 +44,11 @@ static const fsdpi_tag *tag_at(const fsdp_comm *comm, int rank, uint64_t positio
     return &comm->block->member[rank].ring[position % FSDPI_TAGS];
 }
 
+static uint64_t hash_at(const fsdp_comm *comm, int rank, uint64_t position)
+{
+    return atomic_load_explicit(&tag_at(comm, rank, position)->hash, memory_order_acquire);
+}
+
 static int describe(char *to, size_t size, const fsdp_comm *comm, int rank, uint64_t position)
 {
     if (tags_of(comm, rank) <= position)
@@ -57,15 +64,21 @@ static int describe(char *to, size_t size, const fsdp_comm *comm, int rank, uint
 static uint64_t first_difference(const fsdp_comm *comm, int a, int b, uint64_t upto)
 {
     uint64_t low = upto >= FSDPI_TAGS / 2 ? upto - FSDPI_TAGS / 2 : 0;
-    while (upto > low && tag_at(comm, a, upto - 1)->hash != tag_at(comm, b, upto - 1)->hash) upto--;
+    while (upto > low && hash_at(comm, a, upto - 1) != hash_at(comm, b, upto - 1)) upto--;
     return upto;
+}
+
+/* Whether this rank is the one to write the message. */
+static bool claim_mismatch(fsdp_comm *comm)
+{
+    int nobody = 0;
+    return atomic_compare_exchange_strong(&comm->block->mismatch_by, &nobody, comm->rank + 1);
 }
 
 static void report_mismatch(fsdp_comm *comm, int other, uint64_t upto)
 {
     fsdpi_block *b = comm->block;
-    int nobody = 0;
-    if (!atomic_compare_exchange_strong(&b->mismatch_by, &nobody, comm->rank + 1)) return;
+    if (!claim_mismatch(comm)) return;
     uint64_t at = first_difference(comm, comm->rank, other, upto);
     char *to = b->mismatch_message;
     size_t size = sizeof(b->mismatch_message);
@@ -75,31 +88,89 @@ static void report_mismatch(fsdp_comm *comm, int other, uint64_t upto)
     n += snprintf(to + n, size - (size_t)n, "; ");
     n += describe(to + n, size - (size_t)n, comm, upper, at);
     snprintf(to + n, size - (size_t)n, ". Every rank must make the same calls in the same order");
+    b->mismatch_at = at;
     atomic_store(&b->mismatch, 1);
 }
 
-fsdp_status fsdpi_comm_check(fsdp_comm *comm)
+static uint32_t reset_of(const fsdp_comm *comm, int rank)
 {
-    fsdpi_control *c = comm->world->control;
-    FSDP_FAIL_IF(atomic_load_explicit(&c->abort, memory_order_acquire) != 0, FSDP_ERR_PEER, "%s", c->abort_message);
-    if (atomic_load_explicit(&comm->block->mismatch_by, memory_order_acquire) == 0) return FSDP_OK;
-    for (int i = 0; atomic_load(&comm->block->mismatch) == 0 && i < 1000000; i++) { /* its writer is at it */
-    }
-    FSDP_FAIL(FSDP_ERR_COMM, "%s", comm->block->mismatch_message);
+    return atomic_load_explicit(&comm->block->member[rank].reset.value, memory_order_acquire);
 }
 
-fsdp_status fsdpi_comm_compare(fsdp_comm *comm)
+static void report_reset(fsdp_comm *comm, int other)
 {
-    uint64_t mine = tags_of(comm, comm->rank);
+    fsdpi_block *b = comm->block;
+    if (!claim_mismatch(comm)) return;
+    int n = snprintf(b->mismatch_message, sizeof(b->mismatch_message), "ranks did different things: rank %d: reset (fsdp_comm_reset); ",
+                     comm->world_ranks[other]);
+    uint64_t mine = fsdpi_comm_made(comm);
+    describe(b->mismatch_message + n, sizeof(b->mismatch_message) - (size_t)n, comm, comm->rank, mine > 0 ? mine - 1 : 0);
+    b->mismatch_at = tags_of(comm, other); /* it makes no more of them */
+    atomic_store(&b->mismatch, 1);
+}
+
+/* Whether what was read at this position was still there after it was read: a stream's thread may have slept while the
+ * ranks went on. */
+static bool still_there(const fsdp_comm *comm, int rank, uint64_t position)
+{
+    return tags_of(comm, rank) < position + FSDPI_TAGS;
+}
+
+/* Whether two ranks differ in what both have made. */
+static bool differ(const fsdp_comm *comm, int a, int b, uint64_t *both)
+{
+    uint64_t of_a = tags_of(comm, a), of_b = tags_of(comm, b);
+    *both = of_a < of_b ? of_a : of_b;
+    return *both > 0 && hash_at(comm, a, *both - 1) != hash_at(comm, b, *both - 1) && still_there(comm, a, *both - 1) &&
+           still_there(comm, b, *both - 1);
+}
+
+void fsdpi_comm_compare(fsdp_comm *comm)
+{
+    uint32_t resets = reset_of(comm, comm->rank);
     for (int r = 0; r < comm->size; r++) {
-        uint64_t theirs = tags_of(comm, r), upto = mine < theirs ? mine : theirs;
-        if (r == comm->rank || upto == 0) continue;
-        uint64_t ahead = mine > theirs ? mine - theirs : theirs - mine;
-        if (ahead >= FSDPI_TAGS / 2 + 1) continue; /* it waits, or we do, in fsdpi_comm_tag */
-        if (tag_at(comm, comm->rank, upto - 1)->hash != tag_at(comm, r, upto - 1)->hash)
-            report_mismatch(comm, r, upto - 1);
+        uint64_t both;
+        if (r == comm->rank) continue;
+        if ((int32_t)(reset_of(comm, r) - resets) > 0) report_reset(comm, r);
+        if (differ(comm, comm->rank, r, &both)) report_mismatch(comm, r, both - 1);
     }
-    return fsdpi_comm_check(comm);
+}
+
+uint64_t fsdpi_comm_made(const fsdp_comm *comm)
+{
+    return tags_of(comm, comm->rank);
+}
+
+static bool is_resetting(const fsdp_comm *comm, int rank)
+{
+    return reset_of(comm, rank) % FSDPI_RESET_STEPS != 0;
+}
+
+/* How many operations all ranks make alike, for this rank's purposes: up to a difference, or to where a rank that
+ * resets has stopped. They complete: who has not made one of them yet still does, and waits only for such. */
+static uint64_t made_alike(const fsdp_comm *comm)
+{
+    uint64_t alike = comm->block->mismatch != 0 ? comm->block->mismatch_at : UINT64_MAX;
+    for (int r = 0; r < comm->size; r++) {
+        uint64_t both, stop = is_resetting(comm, r) ? tags_of(comm, r) : UINT64_MAX;
+        if (r != comm->rank && differ(comm, comm->rank, r, &both)) stop = first_difference(comm, comm->rank, r, both - 1);
+        alike = stop < alike ? stop : alike;
+    }
+    return alike;
+}
+
+fsdp_status fsdpi_comm_check(fsdp_comm *comm, uint64_t made)
+{
+    fsdpi_control *c = comm->world->control;
+    fsdpi_block *b = comm->block;
+    FSDP_FAIL_IF(atomic_load_explicit(&c->abort, memory_order_acquire) != 0, FSDP_ERR_PEER, "%s", c->abort_message);
+    bool resets = is_resetting(comm, comm->rank);
+    if (!resets && atomic_load_explicit(&b->mismatch_by, memory_order_acquire) == 0) return FSDP_OK;
+    /* Its writer is at it; for long only where it has died, and then something else is wrong as well. */
+    for (int64_t start = fsdpi_now_ns(); !resets && atomic_load(&b->mismatch) == 0 && fsdpi_now_ns() - start < 1000000000;) sched_yield();
+    if (made <= made_alike(comm)) return FSDP_OK;
+    FSDP_FAIL_IF(atomic_load(&b->mismatch) == 0, FSDP_ERR_COMM, "fsdp_comm_reset() was called");
+    FSDP_FAIL(FSDP_ERR_COMM, "%s", b->mismatch_message);
 }
 
 /* Nobody may be more than 3/8 of a ring ahead of the slowest. The others are looked at every eighth of a ring. So what
@@ -115,7 +186,8 @@ static fsdp_status keep_pace(fsdp_comm *comm, uint64_t position)
         /* Not a counter: this wait is rare, and must not cost every tag a wake-up. */
         const struct timespec nap = { .tv_nsec = 500 * 1000 };
         for (int64_t waited = 0; tags_of(comm, r) < least; waited += nap.tv_nsec) {
-            FSDP_TRY(fsdpi_comm_compare(comm));
+            fsdpi_comm_compare(comm);
+            FSDP_TRY(fsdpi_comm_check(comm, position + 1));
             FSDP_TRY(fsdpi_comm_check_peer(comm, r, waited, "its turn, far ahead of the others"));
             nanosleep(&nap, NULL);
         }
@@ -125,10 +197,10 @@ static fsdp_status keep_pace(fsdp_comm *comm, uint64_t position)
 
 fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes)
 {
-    FSDP_TRY(fsdpi_comm_check(comm));
     fsdpi_member *me = &comm->block->member[comm->rank];
     fsdpi_rank_slot *slot = &comm->world->control->rank[comm->world_rank];
     uint64_t position = atomic_load_explicit(&me->tags, memory_order_relaxed);
+    FSDP_TRY(fsdpi_comm_check(comm, position + 1));
     FSDP_TRY(keep_pace(comm, position));
     fsdpi_tag *t = &me->ring[position % FSDPI_TAGS];
     t->op = op;
@@ -136,7 +208,7 @@ fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint6
     t->step = atomic_load_explicit(&slot->step, memory_order_relaxed);
     snprintf(t->name, sizeof(t->name), "%s", name != NULL ? name : "");
     comm->hash = mix_text(mix(mix(comm->hash, op), bytes), name != NULL ? name : "");
-    t->hash = comm->hash;
+    atomic_store_explicit(&t->hash, comm->hash, memory_order_release);
     atomic_store_explicit(&me->tags, position + 1, memory_order_release);
     atomic_fetch_add_explicit(&slot->beats, 1, memory_order_relaxed);
     return FSDP_OK;

@@ -36,12 +36,12 @@ typedef struct fsdpi_transport_ops {
 
     /* ---- flat; `dev` is where slices are written and whole parameters are read ---- */
 
-    /* Collective; required. edges[0..size]: bytes; rank r owns [edges[r], edges[r + 1]), maybe empty. */
+    /* Collective; required. edges[0..size]: bytes; rank r owns [edges[r], edges[r + 1]), maybe empty. A rank whose own
+     * preparations fail takes part in what is collective, so that the others do not wait (fsdpi_region_create); the
+     * caller then lets all ranks agree. */
     fsdp_status (*flat_create)(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name);
-    /* Collective; required; accepts NULL. All work on it has run. */
+    /* Required; accepts NULL. By this rank alone: what is shared goes when the last one has. All work on it has run. */
     void (*flat_destroy)(fsdpi_flat *f);
-    /* Required; accepts NULL. The same by this rank alone: what is shared is given up with the job. */
-    void (*flat_abandon)(fsdpi_flat *f);
     /* Required. Where this rank may keep its published slice so that publish() copies nothing; NULL: nowhere. */
     void *(*flat_slice)(fsdpi_flat *f);
     /* Required. This rank's reads of version v, on this stream so far, were its last. */
@@ -50,6 +50,8 @@ typedef struct fsdpi_transport_ops {
     fsdp_status (*flat_open)(fsdpi_flat *f, uint32_t v, fsdp_stream *s);
     /* Required. slice: this rank's bytes; flat_slice()'s address, or another which is then copied. */
     fsdp_status (*flat_publish)(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s);
+    /* Required. In fsdp_comm_reset, when no rank uses the flat: the slice becomes version 0, which nobody is done with. */
+    fsdp_status (*flat_restart)(fsdpi_flat *f, const void *slice, fsdp_stream *s);
     /* Required. Waits for version v of every slice; copies them into `whole` (edges[size] bytes; NULL if zero_copy). */
     fsdp_status (*flat_gather)(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s);
     /* Required. The view that all share, read-only; NULL where there is none. */
@@ -59,9 +61,9 @@ typedef struct fsdpi_transport_ops {
 
     /* ---- window ---- */
 
-    /* Collective; required. Each rank gets a buffer of `bytes` on dev. */
+    /* Collective; required. Each rank gets a buffer of `bytes` on dev. Failures as for flat_create. */
     fsdp_status (*window_create)(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes);
-    /* Required. By this rank alone: windows go with the communicator. */
+    /* Required; accepts NULL. As flat_destroy. */
     void (*window_destroy)(fsdpi_window *w);
     /* Required. This rank's buffer: the same for the window's life. */
     void *(*window_buffer)(fsdpi_window *w);
@@ -74,8 +76,6 @@ typedef struct fsdpi_transport_ops {
     fsdp_status (*window_peer)(fsdpi_window *w, uint32_t use, int r, size_t lo, size_t hi, const char *name, fsdp_stream *s,
                                const void **out);
     fsdp_status (*window_take)(fsdpi_window *w, uint32_t use, fsdp_stream *s);
-    /* Required. After fsdp_comm_reset: no use was ever made. */
-    void (*window_reset)(fsdpi_window *w);
 } fsdpi_transport_ops;
 
 extern const fsdpi_transport_ops fsdpi_transport_self, fsdpi_transport_shm, fsdpi_transport_copy;

@@ -177,18 +177,14 @@ void fsdpi_heap_free(fsdpi_world *w, size_t offset, size_t bytes)
         return; /* the range is lost, not the job */
     }
     lock_heap(c);
-    bool merged = false;
-    for (int i = 0; i < c->free_count && !merged; i++) {
-        if (c->free[i].offset + c->free[i].bytes == offset) {
-            c->free[i].bytes += bytes;
-            merged = true;
-        } else if (offset + bytes == c->free[i].offset) {
-            c->free[i].offset = offset;
-            c->free[i].bytes += bytes;
-            merged = true;
-        }
+    for (int i = c->free_count - 1; i >= 0; i--) { /* neighbours, at most two, become one range with it */
+        size_t at = c->free[i].offset, n = c->free[i].bytes;
+        if (at + n != offset && offset + bytes != at) continue;
+        offset = at < offset ? at : offset;
+        bytes += n;
+        c->free[i] = c->free[--c->free_count];
     }
-    if (!merged && c->free_count < (int)(sizeof(c->free) / sizeof(c->free[0]))) {
+    if (c->free_count < (int)(sizeof(c->free) / sizeof(c->free[0]))) {
         c->free[c->free_count].offset = offset;
         c->free[c->free_count++].bytes = bytes;
     }

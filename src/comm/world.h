@@ -29,6 +29,7 @@ typedef struct fsdpi_rank_slot {
     _Atomic int polls_stop;       /* it asks fsdp_comm_stop_agreed(): a request reaches it */
     char doing[96];               /* last operation, for messages; torn text does no harm */
     fsdp_status error;            /* written before state becomes FAILED */
+    bool error_is_shared;         /* its message names a rank already */
     char message[1536];
 } fsdpi_rank_slot;
 

@@ -19,7 +19,7 @@ typedef struct fsdpi_arena_stats {
 } fsdpi_arena_stats;
 
 fsdp_status fsdpi_arena_create(fsdpi_arena **out, fsdp_device *dev);
-/* All blocks must have been freed, and all work done. */
+/* All work must be done. Blocks that were not freed, as after an error, go too. NULL is accepted. */
 void fsdpi_arena_destroy(fsdpi_arena *a);
 
 /* 64-byte aligned; contents undefined. bytes = 0 gives a block of its own, of no use but to be freed. */

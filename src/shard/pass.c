@@ -29,6 +29,8 @@ static fsdp_status use_of(fsdp_pass *pass, fsdp_unit *u, fsdpi_use **out)
     return FSDP_OK;
 }
 
+static const char *const kind_names[FSDPI_PASS_KINDS] = { [FSDP_PASS_TRAIN] = "training", [FSDP_PASS_EVAL] = "evaluation" };
+
 fsdp_status fsdp_pass_begin(fsdp_pass **out, fsdp_comm *comm, fsdp_pass_kind kind)
 {
     fsdpi_runtime *rt;
@@ -40,7 +42,7 @@ fsdp_status fsdp_pass_begin(fsdp_pass **out, fsdp_comm *comm, fsdp_pass_kind kin
     }
     fsdp_pass *p;
     FSDPI_NEW(p, 1);
-    fsdp_status st = fsdpi_comm_tag(comm, FSDPI_OP_PASS_BEGIN, NULL, (uint64_t)kind);
+    fsdp_status st = fsdpi_comm_tag(comm, FSDPI_OP_PASS_BEGIN, kind_names[kind], 0);
     if (st != FSDP_OK) {
         fsdpi_free(p);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
@@ -131,8 +133,9 @@ static void unlink_pass(fsdp_pass *pass)
     *p = pass->older;
 }
 
-static void free_pass(fsdp_pass *pass)
+void fsdpi_pass_free(fsdp_pass *pass)
 {
+    fsdpi_free(pass->shared_weight);
     fsdpi_free(pass->use);
     fsdpi_free(pass->order.turn);
     fsdpi_free(pass);
@@ -149,34 +152,35 @@ static fsdp_status reshard_idle(fsdpi_runtime *rt)
     return FSDP_OK;
 }
 
-static fsdp_status add_weight(fsdp_unit *u, fsdpi_weight **shared, double weight)
+/* All that a commit needs memory for, before it. */
+static fsdp_status prepare_commit(fsdp_pass *pass)
 {
-    if (u->weights == u->weights_room) {
+    for (int i = 0; i < pass->uses; i++) {
+        fsdp_unit *u = pass->use[i].unit;
+        if (u->pass != pass) continue;
+        if (pass->shared_weight == NULL) FSDPI_NEW(pass->shared_weight, 1);
+        if (u->weights < u->weights_room) continue;
         int room = u->weights_room > 0 ? 2 * u->weights_room : 8;
         void *p = fsdpi_realloc(u->weight, (size_t)room, sizeof(*u->weight));
         FSDP_FAIL_IF(p == NULL, FSDP_ERR_NOMEM, "no memory for the weight of a pass");
         u->weight = p;
         u->weights_room = room;
     }
-    if (*shared == NULL) {
-        FSDPI_NEW(*shared, 1);
-        (*shared)->weight = weight;
-    }
-    (*shared)->refs++;
-    u->weight[u->weights++] = *shared;
     return FSDP_OK;
 }
 
-static fsdp_status commit(fsdp_pass *pass)
+/* Cannot fail. */
+static void commit(fsdp_pass *pass)
 {
-    fsdpi_weight *shared = NULL;
     for (int i = 0; i < pass->uses; i++) {
         fsdp_unit *u = pass->use[i].unit;
         if (u->pass != pass) continue;
-        FSDP_TRY(add_weight(u, &shared, pass->weight));
+        pass->shared_weight->weight = pass->weight;
+        pass->shared_weight->refs++;
+        u->weight[u->weights++] = pass->shared_weight;
         fsdpi_grad_commit(u);
     }
-    return FSDP_OK;
+    pass->shared_weight = NULL; /* the units have it */
 }
 
 fsdp_status fsdp_pass_end(fsdp_pass *pass)
@@ -190,17 +194,19 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
     for (int i = 0; i < pass->uses; i++)
         if (pass->use[i].unit->pass == pass && pass->use[i].unit->gradient == FSDPI_GRAD_OPEN)
             FSDP_TRY(fsdpi_grad_post(pass->use[i].unit));
-    FSDP_TRY(fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_END, NULL, (uint64_t)pass->kind));
     FSDP_TRY(fsdpi_reduce_owed(rt, true));
     FSDP_TRY(reshard_idle(rt));
-    FSDP_TRY(commit(pass));
-    FSDP_TRY(fsdpi_comm_compare(rt->comm));
+    FSDP_TRY(prepare_commit(pass));
+    /* Ranks have waited for each other's gradients; here they learn that all have come this way: the pass counts on
+     * every rank, or on none. */
+    FSDP_TRY(fsdpi_comm_tell(rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], NULL, 0));
+    commit(pass);
     unlink_pass(pass);
     fsdpi_order last = rt->last[pass->kind];
     rt->last[pass->kind] = pass->order;
     pass->order = last;
     for (int i = 0; i < pass->uses; i++) fsdpi_unit_check(pass->use[i].unit);
-    free_pass(pass);
+    fsdpi_pass_free(pass);
     return FSDP_OK;
 }
 
@@ -208,7 +214,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
 {
     if (pass == NULL) return FSDP_OK;
     fsdpi_runtime *rt = pass->rt;
-    fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, NULL, (uint64_t)pass->kind);
+    fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, kind_names[pass->kind], 0);
     for (int i = 0; i < pass->uses && st == FSDP_OK; i++) {
         fsdp_unit *u = pass->use[i].unit;
         if (u->pass == pass && u->gradient == FSDPI_GRAD_OPEN) st = fsdpi_grad_post(u);
@@ -227,6 +233,6 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
     }
     unlink_pass(pass);
     fsdp_status idle = reshard_idle(rt);
-    free_pass(pass);
+    fsdpi_pass_free(pass);
     return st != FSDP_OK ? st : idle;
 }

@@ -24,10 +24,12 @@ struct fsdp_pass {
     int uses, room;
     int active; /* forwards and backwards open: 0 makes the next unit the root */
     double weight;
+    fsdpi_weight *shared_weight; /* made when it ends, for the units that have gradients of it */
     fsdpi_order order; /* being recorded */
     bool off_course;   /* it has left the order of the last pass: nothing is gathered ahead */
 };
 
+void fsdpi_pass_free(fsdp_pass *pass);
 /* The unit's entry, NULL where it has none; or a new one. */
 fsdpi_use *fsdpi_pass_find(const fsdp_pass *pass, const fsdp_unit *u);
 

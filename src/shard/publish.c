@@ -33,25 +33,48 @@ fsdp_status fsdpi_unit_open(fsdp_unit *u)
     return fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
 }
 
-/* Mode none: all ranks' slices of what they wrote, to everybody. */
-static fsdp_status spread(fsdp_unit *u)
+/* Mode none: the slices that all ranks published, into the masters. */
+static fsdp_status collect(fsdp_unit *u)
 {
     const fsdpi_transport_ops *t = u->rt->comm->transport;
     size_t bytes = (size_t)u->layout.total * sizeof(float);
-    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
-    FSDP_TRY(t->flat_publish(u->grad_flat, ++u->grad_version, u->master + u->lo, u->ctx->comm));
     FSDP_TRY(t->flat_gather(u->grad_flat, u->grad_version, t->zero_copy ? NULL : u->master, u->ctx->comm));
     if (t->zero_copy) FSDP_TRY(fsdp_stream_copy(u->ctx->comm, u->master, t->flat_whole(u->grad_flat), bytes));
     return fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
 }
 
+/* The next version, and only where it was published does it count: a rank must not wait for what it never told. */
+static fsdp_status publish_next(fsdp_unit *u, const float *slice)
+{
+    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
+    FSDP_TRY(u->rt->comm->transport->flat_publish(carrier(u), *version_of(u) + 1, slice, u->ctx->comm));
+    ++*version_of(u);
+    return FSDP_OK;
+}
+
 fsdp_status fsdpi_unit_publish(fsdp_unit *u)
 {
     if (u->rt->comm->size > 1) u->rt->comm->stats.publishes++;
-    if (u->mode == FSDP_MODE_NONE) return spread(u);
-    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
-    FSDP_TRY(u->rt->comm->transport->flat_publish(u->flat, ++u->version, u->master, u->ctx->comm));
+    if (u->mode == FSDP_MODE_NONE) {
+        FSDP_TRY(publish_next(u, u->master + u->lo));
+        return collect(u);
+    }
+    FSDP_TRY(publish_next(u, u->master));
     /* Whole parameters of the old version are of no use; mode optimizer keeps the buffer and gathers into it. */
     if (u->mode != FSDP_MODE_OPTIMIZER) return fsdpi_unit_reshard(u);
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_unit_start_over(fsdp_unit *u)
+{
+    const float *slice = u->mode == FSDP_MODE_NONE ? u->master + u->lo : u->master;
+    *version_of(u) = 0;
+    u->whole_version = 0;
+    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
+    return u->rt->comm->transport->flat_restart(carrier(u), slice, u->ctx->comm);
+}
+
+fsdp_status fsdpi_unit_catch_up(fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_NONE ? collect(u) : FSDP_OK;
 }

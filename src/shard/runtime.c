@@ -16,13 +16,6 @@ static void destroy_devctx(fsdpi_devctx *d)
     fsdpi_free(d);
 }
 
-static void free_pass(fsdp_pass *p)
-{
-    fsdpi_free(p->use);
-    fsdpi_free(p->order.turn);
-    fsdpi_free(p);
-}
-
 static void drop_owed(fsdpi_runtime *rt)
 {
     for (fsdpi_owed *o = rt->owed, *next; o != NULL; o = next) {
@@ -33,11 +26,21 @@ static void drop_owed(fsdpi_runtime *rt)
     rt->owed_last = &rt->owed;
 }
 
+static void drop_windows(fsdpi_runtime *rt)
+{
+    for (fsdpi_pooled *w = rt->windows, *next; w != NULL; w = next) {
+        next = w->next;
+        rt->comm->transport->window_destroy(w->window);
+        fsdpi_free(w);
+    }
+    rt->windows = NULL;
+}
+
 static void drop_passes(fsdpi_runtime *rt)
 {
     for (fsdp_pass *p = rt->passes, *next; p != NULL; p = next) {
         next = p->older;
-        free_pass(p);
+        fsdpi_pass_free(p);
     }
     rt->passes = NULL;
 }
@@ -72,12 +75,8 @@ static void destroy_runtime(void *attached)
     (void)!fsdpi_runtime_sync(rt);
     drop_owed(rt);
     drop_passes(rt);
-    while (rt->units != NULL) fsdpi_unit_drop(rt->units, false);
-    for (fsdpi_pooled *w = rt->windows, *next; w != NULL; w = next) {
-        next = w->next;
-        rt->comm->transport->window_destroy(w->window);
-        fsdpi_free(w);
-    }
+    while (rt->units != NULL) fsdpi_unit_drop(rt->units);
+    drop_windows(rt);
     for (fsdpi_devctx *d = rt->devices, *next; d != NULL; d = next) {
         next = d->next;
         destroy_devctx(d);
@@ -88,22 +87,45 @@ static void destroy_runtime(void *attached)
     fsdpi_error_restore(&kept);
 }
 
-/* fsdp_comm_reset: all that was in flight is dropped, on every rank. */
-static void reset_runtime(void *attached)
+/* ---- fsdp_comm_reset ---- */
+
+static void quiesce_runtime(void *attached)
+{
+    (void)!fsdpi_runtime_sync(attached);
+}
+
+/* All that was in flight is dropped. Windows go too: ranks that did different things may not have the same ones.
+ * What each rank keeps is published anew. */
+static fsdp_status reset_runtime(void *attached)
 {
     fsdpi_runtime *rt = attached;
-    (void)!fsdpi_runtime_sync(rt);
+    fsdp_status st = FSDP_OK;
     drop_owed(rt);
-    for (fsdp_unit *u = rt->units; u != NULL; u = u->following) fsdpi_unit_rest(u);
-    drop_passes(rt);
-    for (fsdpi_pooled *w = rt->windows; w != NULL; w = w->next) {
-        rt->comm->transport->window_reset(w->window);
-        w->uses = 0;
-        w->posted = 0;
-        w->held = false;
+    for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
+        fsdpi_unit_rest(u);
+        fsdp_status again = fsdpi_unit_start_over(u);
+        if (st == FSDP_OK) st = again;
     }
+    drop_passes(rt);
+    drop_windows(rt);
     for (int k = 0; k < FSDPI_PASS_KINDS; k++) rt->last[k].count = 0;
+    fsdp_status sync = fsdpi_runtime_sync(rt);
+    return st == FSDP_OK ? sync : st;
 }
+
+static fsdp_status resume_runtime(void *attached)
+{
+    fsdpi_runtime *rt = attached;
+    for (fsdp_unit *u = rt->units; u != NULL; u = u->following) FSDP_TRY(fsdpi_unit_catch_up(u));
+    return FSDP_OK;
+}
+
+static const fsdpi_attached_ops attached_ops = {
+    .destroy = destroy_runtime,
+    .quiesce = quiesce_runtime,
+    .reset = reset_runtime,
+    .resume = resume_runtime,
+};
 
 fsdp_status fsdpi_runtime_of(fsdpi_runtime **out, fsdp_comm *comm)
 {
@@ -118,8 +140,7 @@ fsdp_status fsdpi_runtime_of(fsdpi_runtime **out, fsdp_comm *comm)
             return fsdp_error_through(st, __func__, __FILE__, __LINE__);
         }
         comm->attached = rt;
-        comm->attached_destroy = destroy_runtime;
-        comm->attached_reset = reset_runtime;
+        comm->attached_ops = &attached_ops;
     }
     *out = comm->attached;
     return FSDP_OK;
@@ -173,6 +194,29 @@ static int windows_wanted(const fsdpi_runtime *rt, const fsdpi_devctx *ctx, size
     return n < 3 ? n : 3;
 }
 
+/* All ranks get one, or none does: they must go on dealing out the same ones. */
+static fsdp_status add_window(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes)
+{
+    fsdp_status st = FSDP_OK;
+    fsdpi_window *window = NULL;
+    fsdpi_pooled *w = fsdpi_calloc(1, sizeof(*w));
+    if (w == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a gradient window");
+    st = fsdp_comm_agree(rt->comm, st);
+    if (st == FSDP_OK) {
+        st = rt->comm->transport->window_create(&window, rt->comm, ctx->dev, bytes);
+        st = fsdp_comm_agree(rt->comm, st);
+    }
+    if (st != FSDP_OK) {
+        rt->comm->transport->window_destroy(window);
+        fsdpi_free(w);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *w = (fsdpi_pooled){ .next = rt->windows, .ctx = ctx, .window = window, .bytes = bytes };
+    rt->windows = w;
+    *out = w;
+    return FSDP_OK;
+}
+
 /* Which window: decided by what was held and posted so far in program order, the same on every rank; never by what
  * has been reduced, which is a matter of time. */
 fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes)
@@ -185,20 +229,7 @@ fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devct
         have++;
         if (!w->held && (oldest == NULL || w->posted < oldest->posted)) oldest = w;
     }
-    if (oldest == NULL || (oldest->posted > 0 && have < windows_wanted(rt, ctx, bytes))) {
-        fsdpi_pooled *w;
-        FSDPI_NEW(w, 1);
-        w->ctx = ctx;
-        w->bytes = bytes;
-        fsdp_status st = rt->comm->transport->window_create(&w->window, rt->comm, ctx->dev, bytes);
-        if (st != FSDP_OK) {
-            fsdpi_free(w);
-            return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-        }
-        w->next = rt->windows;
-        rt->windows = w;
-        oldest = w;
-    }
+    if (oldest == NULL || (oldest->posted > 0 && have < windows_wanted(rt, ctx, bytes))) FSDP_TRY(add_window(&oldest, rt, ctx, bytes));
     oldest->held = true;
     oldest->uses++;
     *out = oldest;

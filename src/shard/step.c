@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "shard/kernels.h"
 
+#include <stdio.h>
+
 static void drop_gradients(fsdp_unit *u)
 {
     for (int k = 0; k < u->rounds; k++) u->acc[k].has = false;
@@ -49,9 +51,20 @@ static fsdp_status check_list(fsdp_unit_list units, fsdpi_event ev)
     return FSDP_OK;
 }
 
+/* One tag for the list. */
+static fsdp_status tag_list(fsdp_unit_list units, fsdpi_op op)
+{
+    if (units.count == 0) return FSDP_OK;
+    fsdp_unit *first = units.units[0];
+    char what[64];
+    snprintf(what, sizeof(what), "%.20s and %d more", first->name, units.count - 1);
+    return fsdpi_comm_tag(first->rt->comm, op, units.count > 1 ? what : first->name, 0);
+}
+
 fsdp_status fsdp_step_begin(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_BEGIN));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_BEGIN));
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
     /* First all are done, then the owners wait: so nobody waits for a rank that waits for another unit. */
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
@@ -66,6 +79,7 @@ fsdp_status fsdp_step_begin(fsdp_unit_list units)
 fsdp_status fsdp_step_end(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_END));
     for (int i = 0; i < units.count; i++) {
         fsdp_unit *u = units.units[i];
         drop_gradients(u);
@@ -80,6 +94,7 @@ fsdp_status fsdp_step_end(fsdp_unit_list units)
 fsdp_status fsdp_step_cancel(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_CANCEL));
     for (int i = 0; i < units.count; i++) {
         drop_gradients(units.units[i]);
         units.units[i]->in_step = false;
@@ -91,6 +106,7 @@ fsdp_status fsdp_step_cancel(fsdp_unit_list units)
 fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit)
 {
     FSDP_TRY(fsdpi_life_allows(unit, FSDPI_EV_ZERO_GRAD, NULL));
+    FSDP_TRY(fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_ZERO_GRAD, unit->name, 0));
     drop_gradients(unit);
     return FSDP_OK;
 }
@@ -139,6 +155,7 @@ static fsdp_status k_sumsq(const fsdp_kernel *k, const void *args)
 typedef struct norm_part {
     fsdpi_xsum squares, weight;
 } norm_part;
+_Static_assert(sizeof(norm_part) <= FSDPI_SLOT, "told in one piece");
 
 static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 {
@@ -158,15 +175,14 @@ static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 
 static fsdp_status combine(fsdp_comm *comm, const norm_part *mine, double *squares, double *weight)
 {
-    norm_part *all, total = { 0 };
-    FSDPI_NEW(all, comm->size);
-    fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine), all);
-    for (int r = 0; r < comm->size && st == FSDP_OK; r++) {
-        fsdpi_xsum_merge(&total.squares, &all[r].squares);
-        fsdpi_xsum_merge(&total.weight, &all[r].weight);
+    norm_part total = { 0 };
+    if (comm->size > 1) comm->stats.exchanges++;
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine)));
+    for (int r = 0; r < comm->size; r++) {
+        norm_part told = *(const norm_part *)fsdpi_comm_told(comm, r);
+        fsdpi_xsum_merge(&total.squares, &told.squares);
+        fsdpi_xsum_merge(&total.weight, &told.weight);
     }
-    fsdpi_free(all);
-    FSDP_TRY(st);
     *squares = fsdpi_xsum_round(&total.squares);
     *weight = fsdpi_xsum_round(&total.weight);
     return FSDP_OK;

@@ -29,13 +29,6 @@ static fsdp_status check_opts(const fsdp_unit_opts *o)
     return FSDP_OK;
 }
 
-size_t *fsdpi_unit_edges(const fsdp_unit *u, size_t bytes_each)
-{
-    size_t *e = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*e));
-    for (int r = 0; e != NULL && r <= u->layout.size; r++) e[r] = (size_t)u->layout.edge[r] * bytes_each;
-    return e;
-}
-
 /* In mode none a rank keeps all, else its slice. */
 static int64_t kept_from(const fsdp_unit *u)
 {
@@ -47,15 +40,10 @@ static int64_t kept_to(const fsdp_unit *u)
     return u->mode == FSDP_MODE_NONE ? u->layout.total : u->hi;
 }
 
-/* The shared parts: every rank makes the same calls, whatever fails here. */
 static fsdp_status create_shared(fsdp_unit *u)
 {
-    size_t *edges = fsdpi_unit_edges(u, sizeof(float));
-    FSDP_FAIL_IF(edges == NULL, FSDP_ERR_NOMEM, "unit \"%s\": no memory", u->name);
     fsdpi_flat **f = u->mode == FSDP_MODE_NONE ? &u->grad_flat : &u->flat;
-    fsdp_status st = u->rt->comm->transport->flat_create(f, u->rt->comm, u->ctx->dev, edges, u->name);
-    fsdpi_free(edges);
-    return st;
+    return u->rt->comm->transport->flat_create(f, u->rt->comm, u->ctx->dev, u->edges, u->name);
 }
 
 static fsdp_status create_master(fsdp_unit *u)
@@ -90,8 +78,10 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     u->acc = fsdpi_calloc(1, sizeof(*u->acc));
     u->slices = fsdpi_calloc((size_t)count, sizeof(*u->slices));
     u->segments = fsdpi_calloc((size_t)count, sizeof(*u->segments));
-    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL, FSDP_ERR_NOMEM,
+    u->edges = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*u->edges));
+    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
                  "no memory for unit \"%s\"", u->name);
+    for (int r = 0; r <= u->layout.size; r++) u->edges[r] = (size_t)u->layout.edge[r] * sizeof(float);
     u->rounds = 1;
     u->slice_count = fsdpi_layout_cut(&u->layout, kept_from(u), kept_to(u), u->segments);
     return FSDP_OK;
@@ -133,7 +123,7 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
         st = fsdp_comm_agree(comm, st);
     }
     if (st != FSDP_OK) {
-        fsdpi_unit_drop(u, false);
+        fsdpi_unit_drop(u);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
     fsdpi_unit_check(u);
@@ -171,7 +161,7 @@ void fsdpi_unit_rest(fsdp_unit *u)
     else (void)!fsdpi_unit_reshard(u);
 }
 
-void fsdpi_unit_drop(fsdp_unit *u, bool together)
+void fsdpi_unit_drop(fsdp_unit *u)
 {
     if (u == NULL) return;
     fsdpi_error kept;
@@ -187,14 +177,8 @@ void fsdpi_unit_drop(fsdp_unit *u, bool together)
             fsdpi_arena_free(u->ctx->arena, u->acc[k].next);
         }
     }
-    /* Not together: the mappings stay until the process ends, and the heap with the job. */
-    if (together) {
-        t->flat_destroy(u->flat);
-        t->flat_destroy(u->grad_flat);
-    } else {
-        t->flat_abandon(u->flat);
-        t->flat_abandon(u->grad_flat);
-    }
+    t->flat_destroy(u->flat);
+    t->flat_destroy(u->grad_flat);
     purge_orders(u->rt);
     drop_weights(u);
     if (u->prev != NULL) u->prev->following = u->following;
@@ -206,6 +190,7 @@ void fsdpi_unit_drop(fsdp_unit *u, bool together)
     fsdpi_free(u->acc);
     fsdpi_free(u->slices);
     fsdpi_free(u->segments);
+    fsdpi_free(u->edges);
     fsdpi_free(u->name);
     fsdpi_free(u);
     fsdpi_error_restore(&kept);
@@ -218,8 +203,8 @@ void fsdp_unit_destroy(fsdp_unit *unit)
         fsdpi_log(FSDP_LOG_WARN, "fsdp_unit_destroy: unit \"%s\" was not destroyed: a pass is open", unit->name);
         return;
     }
-    bool together = fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_UNIT_DESTROY, unit->name, 0) == FSDP_OK;
-    fsdpi_unit_drop(unit, together);
+    (void)!fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_UNIT_DESTROY, unit->name, 0);
+    fsdpi_unit_drop(unit);
 }
 
 /* ---- what it is ---- */

@@ -37,6 +37,7 @@ struct fsdp_unit {
     int prefetch;
     fsdpi_layout layout;
     int64_t lo, hi;      /* this rank's slice, flat elements */
+    size_t *edges;       /* of all slices, bytes */
 
     fsdpi_flat *flat;    /* published parameters; NULL in mode none */
     float *master;
@@ -88,6 +89,10 @@ fsdp_status fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
 fsdp_status fsdpi_unit_done(fsdp_unit *u);
 fsdp_status fsdpi_unit_open(fsdp_unit *u);
 fsdp_status fsdpi_unit_publish(fsdp_unit *u);
+/* In fsdp_comm_reset: what this rank keeps becomes version 0; then, when all ranks have done so, in mode none, what the
+ * others keep. */
+fsdp_status fsdpi_unit_start_over(fsdp_unit *u);
+fsdp_status fsdpi_unit_catch_up(fsdp_unit *u);
 
 /* ---- reduce.c ---- */
 fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass);
@@ -100,9 +105,6 @@ void fsdpi_grad_commit(fsdp_unit *u);
 void fsdpi_grad_discard(fsdp_unit *u);
 /* Adds the rounds up: leaves the sum, if any, in acc[0].now. */
 fsdp_status fsdpi_grad_final(fsdp_unit *u);
-
-/* Edges of slices in bytes of `bytes_each` an element; freed by the caller. */
-size_t *fsdpi_unit_edges(const fsdp_unit *u, size_t bytes_each);
 
 static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)
 {

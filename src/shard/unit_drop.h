@@ -6,8 +6,8 @@
 
 #include <fsdp/unit.h>
 
-/* Frees a unit; `together`: as a collective call, so that shared memory goes back to the heap. */
-void fsdpi_unit_drop(fsdp_unit *u, bool together);
+/* Frees a unit, without asking the other ranks: they may be gone. NULL is accepted. */
+void fsdpi_unit_drop(fsdp_unit *u);
 /* Puts a unit to rest: no holders, no summons, no step, no gradient in flight. Committed gradients stay. */
 void fsdpi_unit_rest(fsdp_unit *u);
 

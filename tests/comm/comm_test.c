@@ -70,7 +70,19 @@ static fsdp_status agree(fsdp_comm *world, void *arg)
     char want[64];
     snprintf(want, sizeof(want), size > 1 ? "rank %d: no disk on %d" : "no disk on %d", size / 2, size / 2);
     rank_check(st == FSDP_ERR_IO && strcmp(fsdp_last_error_message(), want) == 0);
+    /* What was agreed on is not said twice; a bare status has its name for a message. */
+    rank_check(fsdp_comm_agree(world, st) == FSDP_ERR_IO && strcmp(fsdp_last_error_message(), want) == 0);
+    st = fsdp_comm_agree(world, rank == size - 1 ? FSDP_ERR_DEVICE : FSDP_OK);
+    rank_check(st == FSDP_ERR_DEVICE && strstr(fsdp_last_error_message(), "FSDP_ERR_DEVICE") != NULL);
     return FSDP_OK;
+}
+
+static fsdp_status fail_together(fsdp_comm *world, void *arg)
+{
+    (void)arg;
+    fsdp_status st = FSDP_OK;
+    if (fsdp_comm_rank(world) == 1) st = fsdp_error_raise(FSDP_ERR_IO, __func__, __FILE__, __LINE__, "no disk");
+    return fsdp_comm_agree(world, st);
 }
 
 /* Rank 1 leaves out a call; all are told, all reset, all go on. */
@@ -141,6 +153,8 @@ static void test_agree(void **state)
 {
     (void)state;
     run(agree, NULL, 1);
+    assert_fails(fsdp_launch(&(fsdp_launch_opts){ .ranks = 3 }, fail_together, NULL), FSDP_ERR_IO, "no disk");
+    assert_string_equal(fsdp_last_error_message(), "rank 1: no disk");
 }
 
 static void test_ranks_that_differ_are_told(void **state)

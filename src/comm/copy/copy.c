@@ -46,46 +46,41 @@ struct fsdpi_flat {
     char name[FSDPI_NAME];
 };
 
-static void end_flat(fsdpi_flat *f, bool together)
+static void destroy_flat(fsdpi_flat *f)
 {
     if (f == NULL) return;
     fsdpi_region_unmap(&f->region, fsdp_device_cpu(), f->mailbox, f->edges[f->region.comm->size]);
-    fsdpi_region_destroy(&f->region, together);
+    fsdpi_region_destroy(&f->region);
     fsdpi_free(f->edges);
     fsdpi_free(f);
-}
-
-static void destroy_flat(fsdpi_flat *f)
-{
-    end_flat(f, true);
-}
-
-static void abandon_flat(fsdpi_flat *f)
-{
-    end_flat(f, false);
 }
 
 static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
 {
     (void)dev;
-    fsdp_status st;
-    fsdpi_flat *f;
-    FSDPI_NEW(f, 1);
-    snprintf(f->name, sizeof(f->name), "%s", name);
-    size_t n = (size_t)comm->size + 1;
-    f->edges = fsdpi_calloc(n, sizeof(*edges));
-    /* Collective calls are made whatever happened here: the other ranks are in them. */
-    FSDP_TRY_GOTO(fsdpi_region_create(&f->region, comm, 2 * comm->size, edges[comm->size]), fail);
-    if (f->edges == NULL) FSDP_FAIL_GOTO(FSDP_ERR_NOMEM, fail, "no memory for the edges of %d slices", comm->size);
-    memcpy(f->edges, edges, n * sizeof(*edges));
+    size_t n = (size_t)comm->size + 1, bytes = edges[comm->size];
     void *p;
-    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, fsdp_device_cpu(), 0, edges[comm->size], true, &p), fail);
+    fsdpi_region region;
+    fsdpi_flat *f = fsdpi_calloc(1, sizeof(*f));
+    size_t *copy = fsdpi_calloc(n, sizeof(*copy));
+    fsdp_status st = FSDP_OK;
+    if (f == NULL || copy == NULL)
+        st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for the parameters of \"%s\"", name);
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, bytes);
+    if (st != FSDP_OK) {
+        fsdpi_free(f);
+        fsdpi_free(copy);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *f = (fsdpi_flat){ .region = region, .edges = copy };
+    memcpy(copy, edges, n * sizeof(*copy));
+    snprintf(f->name, sizeof(f->name), "%s", name);
+    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, fsdp_device_cpu(), 0, bytes, true, &p), fail);
     f->mailbox = p;
     *out = f;
     return FSDP_OK;
 fail:
-    fsdpi_free(f->edges);
-    fsdpi_free(f);
+    destroy_flat(f);
     return st;
 }
 
@@ -97,12 +92,12 @@ static void *flat_slice(fsdpi_flat *f)
 
 static fsdp_status flat_done(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), v);
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), v + 1);
 }
 
 static fsdp_status flat_open(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_wait(s, &f->region, true, -1, v - 1, "write", f->name);
+    return fsdpi_launch_wait(s, &f->region, true, -1, v, "write", f->name);
 }
 
 static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s)
@@ -110,6 +105,12 @@ static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fs
     int r = f->region.comm->rank;
     FSDP_TRY(move(s, f->region.comm, f->mailbox + f->edges[r], slice, f->edges[r + 1] - f->edges[r], true));
     return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, r), v);
+}
+
+static fsdp_status flat_restart(fsdpi_flat *f, const void *slice, fsdp_stream *s)
+{
+    FSDP_TRY(flat_publish(f, 0, slice, s));
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), 0);
 }
 
 static fsdp_status flat_gather(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s)
@@ -144,30 +145,32 @@ static void destroy_window(fsdpi_window *w)
     fsdpi_region_unmap(&w->region, fsdp_device_cpu(), w->mailbox, w->stride * (size_t)w->region.comm->size);
     if (w->buffer != NULL) w->dev->ops->free(w->dev, w->buffer, w->stride);
     if (w->staging != NULL) w->dev->ops->free(w->dev, w->staging, w->stride);
-    fsdpi_region_destroy(&w->region, false);
+    fsdpi_region_destroy(&w->region);
     fsdpi_free(w);
 }
 
 static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes)
 {
-    fsdp_status st;
-    fsdpi_window *w;
-    FSDPI_NEW(w, 1);
-    w->dev = dev;
-    w->bytes = bytes;
-    w->stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size());
-    FSDP_TRY_GOTO(fsdpi_region_create(&w->region, comm, 2 * comm->size, w->stride * (size_t)comm->size), fail);
+    size_t stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size()), all = stride * (size_t)comm->size;
     void *p;
-    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, fsdp_device_cpu(), 0, w->stride * (size_t)comm->size, true, &p), fail);
+    fsdpi_region region;
+    fsdpi_window *w = fsdpi_calloc(1, sizeof(*w));
+    fsdp_status st = FSDP_OK;
+    if (w == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a gradient window");
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, all);
+    if (st != FSDP_OK) {
+        fsdpi_free(w);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *w = (fsdpi_window){ .region = region, .dev = dev, .bytes = bytes, .stride = stride };
+    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, fsdp_device_cpu(), 0, all, true, &p), fail);
     w->mailbox = p;
     FSDP_TRY_GOTO(dev->ops->alloc(dev, w->stride, &w->buffer), fail);
     FSDP_TRY_GOTO(dev->ops->alloc(dev, w->stride, &w->staging), fail);
     *out = w;
     return FSDP_OK;
 fail:
-    if (w->buffer != NULL) dev->ops->free(dev, w->buffer, w->stride);
-    fsdpi_region_unmap(&w->region, fsdp_device_cpu(), w->mailbox, w->stride * (size_t)comm->size);
-    fsdpi_free(w);
+    destroy_window(w);
     return st;
 }
 
@@ -225,22 +228,16 @@ static fsdp_status window_take(fsdpi_window *w, uint32_t use, fsdp_stream *s)
     return fsdpi_launch_set(s, fsdpi_second_counter(&w->region, w->region.comm->rank), use);
 }
 
-static void window_reset(fsdpi_window *w)
-{
-    fsdpi_counter_set(fsdpi_first_counter(&w->region, w->region.comm->rank), 0);
-    fsdpi_counter_set(fsdpi_second_counter(&w->region, w->region.comm->rank), 0);
-}
-
 const fsdpi_transport_ops fsdpi_transport_copy = {
     .name = "copy",
     .scribble = true,
     .flat_create = create_flat,
     .flat_destroy = destroy_flat,
-    .flat_abandon = abandon_flat,
     .flat_slice = flat_slice,
     .flat_done = flat_done,
     .flat_open = flat_open,
     .flat_publish = flat_publish,
+    .flat_restart = flat_restart,
     .flat_gather = flat_gather,
     .flat_whole = flat_whole,
     .window_create = create_window,
@@ -251,5 +248,4 @@ const fsdpi_transport_ops fsdpi_transport_copy = {
     .window_ready = window_ready,
     .window_peer = window_peer,
     .window_take = window_take,
-    .window_reset = window_reset,
 };

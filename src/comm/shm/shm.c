@@ -23,47 +23,36 @@ struct fsdpi_flat {
     char name[FSDPI_NAME];
 };
 
-static void end_flat(fsdpi_flat *f, bool together)
+static void destroy_flat(fsdpi_flat *f)
 {
     if (f == NULL) return;
     fsdpi_region_unmap(&f->region, f->dev, f->view, f->bytes);
     fsdpi_region_unmap(&f->region, f->dev, f->mine, f->mine_bytes);
-    fsdpi_region_destroy(&f->region, together);
+    fsdpi_region_destroy(&f->region);
     fsdpi_free(f);
-}
-
-static void destroy_flat(fsdpi_flat *f)
-{
-    end_flat(f, true);
-}
-
-static void abandon_flat(fsdpi_flat *f)
-{
-    end_flat(f, false);
 }
 
 static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
 {
-    fsdp_status st;
-    fsdpi_flat *f;
-    FSDPI_NEW(f, 1);
-    f->dev = dev;
-    f->bytes = edges[comm->size];
-    f->lo = edges[comm->rank];
-    f->hi = edges[comm->rank + 1];
+    size_t bytes = edges[comm->size];
+    fsdpi_region region;
+    fsdpi_flat *f = fsdpi_calloc(1, sizeof(*f));
+    fsdp_status st = FSDP_OK;
+    if (f == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for the parameters of \"%s\"", name);
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, bytes);
+    if (st != FSDP_OK) {
+        fsdpi_free(f);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    size_t lo = edges[comm->rank], hi = edges[comm->rank + 1], page = fsdpi_page_size(), at = lo / page * page;
+    *f = (fsdpi_flat){ .region = region, .dev = dev, .bytes = bytes, .lo = lo, .hi = hi, .mine_at = at, .mine_bytes = hi > lo ? hi - at : 0 };
     snprintf(f->name, sizeof(f->name), "%s", name);
-    size_t page = fsdpi_page_size();
-    f->mine_at = f->lo / page * page;
-    f->mine_bytes = f->hi > f->lo ? f->hi - f->mine_at : 0;
-    FSDP_TRY_GOTO(fsdpi_region_create(&f->region, comm, 2 * comm->size, f->bytes), fail);
     FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, 0, f->bytes, false, &f->view), fail);
     FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, f->mine_at, f->mine_bytes, true, &f->mine), fail);
     *out = f;
     return FSDP_OK;
 fail:
-    /* The region is left to the world: freeing it is collective, and the other ranks may have succeeded. */
-    fsdpi_region_unmap(&f->region, f->dev, f->view, f->bytes);
-    fsdpi_free(f);
+    destroy_flat(f);
     return st;
 }
 
@@ -74,12 +63,12 @@ static void *flat_slice(fsdpi_flat *f)
 
 static fsdp_status flat_done(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), v);
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), v + 1);
 }
 
 static fsdp_status flat_open(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_wait(s, &f->region, true, -1, v - 1, "write", f->name);
+    return fsdpi_launch_wait(s, &f->region, true, -1, v, "write", f->name);
 }
 
 static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s)
@@ -87,6 +76,12 @@ static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fs
     void *place = flat_slice(f);
     if (f->hi > f->lo && slice != place) FSDP_TRY(fsdp_stream_copy(s, place, slice, f->hi - f->lo));
     return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, f->region.comm->rank), v);
+}
+
+static fsdp_status flat_restart(fsdpi_flat *f, const void *slice, fsdp_stream *s)
+{
+    FSDP_TRY(flat_publish(f, 0, slice, s));
+    return fsdpi_launch_set(s, fsdpi_second_counter(&f->region, f->region.comm->rank), 0);
 }
 
 static fsdp_status flat_gather(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s)
@@ -119,24 +114,28 @@ static void destroy_window(fsdpi_window *w)
 {
     if (w == NULL) return;
     fsdpi_region_unmap(&w->region, w->dev, w->all, w->stride * (size_t)w->region.comm->size);
-    fsdpi_region_destroy(&w->region, false);
+    fsdpi_region_destroy(&w->region);
     fsdpi_free(w);
 }
 
 static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_device *dev, size_t bytes)
 {
-    fsdp_status st;
-    fsdpi_window *w;
-    FSDPI_NEW(w, 1);
-    w->dev = dev;
-    w->bytes = bytes;
-    w->stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size());
-    FSDP_TRY_GOTO(fsdpi_region_create(&w->region, comm, 2 * comm->size, w->stride * (size_t)comm->size), fail);
-    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, dev, 0, w->stride * (size_t)comm->size, true, &w->all), fail);
+    size_t stride = fsdpi_round_up(bytes > 0 ? bytes : 1, fsdpi_page_size()), all = stride * (size_t)comm->size;
+    fsdpi_region region;
+    fsdpi_window *w = fsdpi_calloc(1, sizeof(*w));
+    fsdp_status st = FSDP_OK;
+    if (w == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a gradient window");
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, all);
+    if (st != FSDP_OK) {
+        fsdpi_free(w);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *w = (fsdpi_window){ .region = region, .dev = dev, .bytes = bytes, .stride = stride };
+    FSDP_TRY_GOTO(fsdpi_region_map(&w->region, dev, 0, all, true, &w->all), fail);
     *out = w;
     return FSDP_OK;
 fail:
-    fsdpi_free(w);
+    destroy_window(w);
     return st;
 }
 
@@ -182,19 +181,13 @@ static fsdp_status window_take(fsdpi_window *w, uint32_t use, fsdp_stream *s)
     return fsdpi_launch_set(s, fsdpi_second_counter(&w->region, w->region.comm->rank), use);
 }
 
-static void window_reset(fsdpi_window *w)
-{
-    fsdpi_counter_set(fsdpi_first_counter(&w->region, w->region.comm->rank), 0);
-    fsdpi_counter_set(fsdpi_second_counter(&w->region, w->region.comm->rank), 0);
-}
-
 #define SHM_OPS                                                                                             \
-    .zero_copy = true, .flat_create = create_flat, .flat_destroy = destroy_flat, .flat_abandon = abandon_flat, .flat_slice = flat_slice, \
-    .flat_done = flat_done, .flat_open = flat_open, .flat_publish = flat_publish, .flat_gather = flat_gather, \
+    .zero_copy = true, .flat_create = create_flat, .flat_destroy = destroy_flat, .flat_slice = flat_slice, \
+    .flat_done = flat_done, .flat_open = flat_open, .flat_publish = flat_publish, .flat_restart = flat_restart, .flat_gather = flat_gather, \
     .flat_whole = flat_whole, .flat_protect = flat_protect, .window_create = create_window,                 \
     .window_destroy = destroy_window, .window_buffer = window_buffer, .window_acquire = window_acquire,     \
     .window_post = window_post, .window_ready = window_ready, .window_peer = window_peer,                   \
-    .window_take = window_take, .window_reset = window_reset
+    .window_take = window_take
 
 const fsdpi_transport_ops fsdpi_transport_shm = { .name = "shm", SHM_OPS };
 const fsdpi_transport_ops fsdpi_transport_self = { .name = "self", SHM_OPS };

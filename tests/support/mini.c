@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: MIT */
+#include "support/mini.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_PARAMS = 3 };
+
+static const struct {
+    const char *name;
+    fsdp_param param[MOST_PARAMS];
+    int count;
+} units[MINI_UNITS] = {
+    { "root", { { "root.w", 2, { 5, 3 } }, { "root.s", 0, { 0 } } }, 2 },
+    { "a", { { "a.w", 2, { 6, 6 } }, { "a.b", 1, { 6 } } }, 2 },
+    { "b", { { "b.w", 2, { 6, 6 } }, { "b.b", 1, { 6 } } }, 2 },
+    { "tiny", { { "tiny.g", 1, { 1 } } }, 1 },
+    { "none", { { NULL, 0, { 0 } } }, 0 },
+    { "big", { { "big.w", 2, { 37, 11 } }, { "big.e", 1, { 0 } }, { "big.b", 1, { 37 } } }, 3 },
+};
+
+/* In [-1, 1), from integers. */
+static float noise(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t h = a * 0x9e3779b1u ^ b * 0x85ebca77u ^ c * 0xc2b2ae3du;
+    h = (h ^ h >> 15) * 0x2c1b3c6du;
+    h = (h ^ h >> 12) * 0x297a2d39u;
+    return (float)(int32_t)(h ^ h >> 15) * 0x1p-31f;
+}
+
+static uint32_t hash(const char *name)
+{
+    uint32_t h = 2166136261u;
+    for (; *name != '\0'; name++) h = (h ^ (unsigned char)*name) * 16777619u;
+    return h;
+}
+
+float mini_value(const char *name, int64_t i)
+{
+    return 0.5f * noise(hash(name), (uint32_t)i, 1);
+}
+
+static void init(const char *name, int64_t i, float *value, void *arg)
+{
+    (void)arg;
+    *value = mini_value(name, i);
+}
+
+typedef struct args {
+    float *number;
+    int64_t leaf;
+    int count, unit;
+    int64_t numel[MOST_PARAMS];
+    const float *p[MOST_PARAMS];
+    float *g[MOST_PARAMS], beta[MOST_PARAMS];
+} args;
+
+static fsdp_status k_forward(const fsdp_kernel *k, const void *v)
+{
+    const args *a = v;
+    float n = *a->number;
+    for (int i = 0; i < a->count; i++) {
+        const float *p = fsdp_kernel_ptr(k, a->p[i]);
+        for (int64_t j = 0; j < a->numel[i]; j++) n = 0.9f * n + p[j] * noise((uint32_t)a->leaf, (uint32_t)i, (uint32_t)j);
+    }
+    *a->number = n + 0.25f;
+    return FSDP_OK;
+}
+
+static fsdp_status k_backward(const fsdp_kernel *k, const void *v)
+{
+    const args *a = v;
+    float n = *a->number;
+    for (int i = 0; i < a->count; i++) {
+        if (a->g[i] == NULL) continue;
+        const float *p = fsdp_kernel_ptr(k, a->p[i]);
+        float *g = fsdp_kernel_ptr(k, a->g[i]);
+        for (int64_t j = 0; j < a->numel[i]; j++)
+            g[j] = (a->beta[i] != 0 ? g[j] : 0) + n * noise((uint32_t)a->leaf, (uint32_t)(16 * a->unit + i), (uint32_t)j) + 0.125f * p[j];
+    }
+    *a->number = 0.75f * n;
+    return FSDP_OK;
+}
+
+/* grads: of how many parameters to write the gradients; -1: a forward. */
+static fsdp_status launch(mini *m, int unit, int64_t leaf, int grads)
+{
+    args a = { .number = &m->number[leaf % MINI_LEAVES], .leaf = leaf, .count = units[unit].count, .unit = unit };
+    for (int i = 0; i < a.count; i++) {
+        a.numel[i] = fsdp_unit_param_numel(m->unit[unit], i);
+        a.p[i] = fsdp_unit_param(m->unit[unit], i);
+        if (a.p[i] == NULL) FSDP_FAIL(FSDP_ERR_INTERNAL, "mini: %s", fsdp_last_error_message());
+        if (i >= grads) continue;
+        a.g[i] = fsdp_unit_grad(m->unit[unit], i, &a.beta[i]);
+        if (a.g[i] == NULL) FSDP_FAIL(FSDP_ERR_INTERNAL, "mini: %s", fsdp_last_error_message());
+    }
+    return fsdp_stream_launch(fsdp_unit_stream(m->unit[unit]), grads < 0 ? k_forward : k_backward, &a, sizeof(a));
+}
+
+static fsdp_status begin_forward(mini *m, fsdp_pass *pass, int u, int64_t leaf)
+{
+    FSDP_TRY(fsdp_unit_begin_forward(m->unit[u], pass));
+    return launch(m, u, leaf, -1);
+}
+
+static fsdp_status begin_backward(mini *m, fsdp_pass *pass, int u, int64_t leaf, int grads)
+{
+    FSDP_TRY(fsdp_unit_begin_backward(m->unit[u], pass));
+    return launch(m, u, leaf, grads);
+}
+
+fsdp_status mini_run(mini *m, fsdp_pass *pass, const char *script, int64_t leaf)
+{
+    for (const char *s = script; *s != '\0'; s++) {
+        if (*s == ' ') continue;
+        char what = *s++;
+        int u = *s - '0', grads = what == 'P' ? 1 : what == 'N' ? 0 : MOST_PARAMS;
+        FSDP_FAIL_IF(u < 0 || u >= MINI_UNITS, FSDP_ERR_INTERNAL, "mini: no unit %c in script %s", *s, script);
+        if (what == '[' || what == 'F') FSDP_TRY(begin_forward(m, pass, u, leaf));
+        if (what == ']' || what == 'F') FSDP_TRY(fsdp_unit_end_forward(m->unit[u], pass));
+        if (strchr("{BPN", what) != NULL) FSDP_TRY(begin_backward(m, pass, u, leaf, grads));
+        if (strchr("}BPN", what) != NULL) FSDP_TRY(fsdp_unit_end_backward(m->unit[u], pass));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status mini_leaf(mini *m, const char *script, int64_t leaf)
+{
+    /* A number is used again long after its kernels have run. */
+    FSDP_TRY(fsdp_pass_begin(&m->pass, m->comm, FSDP_PASS_TRAIN));
+    FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m->unit[0])));
+    m->number[leaf % MINI_LEAVES] = 0;
+    FSDP_TRY(mini_run(m, m->pass, script, leaf));
+    FSDP_TRY(fsdp_pass_end(m->pass));
+    m->pass = NULL;
+    return FSDP_OK;
+}
+
+fsdp_status mini_step(mini *m, const char *script, int64_t step, int leaves)
+{
+    for (int leaf = fsdp_comm_rank(m->comm); leaf < leaves; leaf += fsdp_comm_size(m->comm))
+        FSDP_TRY(mini_leaf(m, script, step * leaves + leaf));
+    return fsdp_optim_step(m->optim, &(fsdp_step_opts){ .grad_scale = 1.0f / (float)leaves, .clip = 1.0f });
+}
+
+fsdp_unit_list mini_list(const mini *m)
+{
+    return (fsdp_unit_list){ m->unit, MINI_UNITS };
+}
+
+fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts)
+{
+    static const mini_opts usual = { 0 };
+    if (opts == NULL) opts = &usual;
+    *m = (mini){ .comm = comm, .number = calloc(MINI_LEAVES, sizeof(*m->number)) };
+    FSDP_FAIL_IF(m->number == NULL, FSDP_ERR_NOMEM, "mini");
+    FSDP_TRY(fsdp_device_open(&m->device, opts->device != NULL ? opts->device : "cpu"));
+    for (int u = 0; u < MINI_UNITS; u++) {
+        fsdp_unit_opts uo = { .name = units[u].name, .mode = opts->mode, .compute_device = m->device, .prefetch = opts->prefetch };
+        FSDP_TRY(fsdp_unit_create(&m->unit[u], comm, units[u].param, units[u].count, &uo));
+        FSDP_TRY(fsdp_unit_init(m->unit[u], init, NULL));
+    }
+    if (opts->sgd) return fsdp_optim_create_sgd(&m->optim, mini_list(m), &(fsdp_sgd_opts){ .lr = 0.05f, .momentum = 0.9f, .weight_decay = 0.01f });
+    return fsdp_optim_create_adamw(&m->optim, mini_list(m), &(fsdp_adamw_opts){ .lr = 0.02f, .weight_decay = 0.1f });
+}
+
+void mini_destroy(mini *m)
+{
+    fsdp_optim_destroy(m->optim);
+    for (int u = 0; u < MINI_UNITS; u++) fsdp_unit_destroy(m->unit[u]);
+    fsdp_device_close(m->device);
+    free(m->number);
+    *m = (mini){ 0 };
+}
+
+int mini_numel(void)
+{
+    return 5 * 3 + 1 + 2 * (6 * 6 + 6) + 1 + 37 * 11 + 37;
+}
+
+fsdp_status mini_read(mini *m, float *out)
+{
+    for (int u = 0; u < MINI_UNITS; u++)
+        for (int i = 0; i < units[u].count; i++) {
+            FSDP_TRY(fsdp_unit_read_param(m->unit[u], i, out));
+            out += fsdp_unit_param_numel(m->unit[u], i);
+        }
+    return FSDP_OK;
+}

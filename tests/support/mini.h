@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Units whose use is written as a script, for tests of sequences that no network has. Compute is kernels, on any
+ * device: a forward mixes the unit's parameters into the leaf's number; a backward makes gradients of that number,
+ * the parameters and the leaf. So whatever a wrong, torn or stale parameter touches has other bits.
+ *
+ *   0 root  w [5,3], s []      1 a  w [6,6], b [6]      2 b  w [6,6], b [6], of a's size
+ *   3 tiny  g [1]              4 none                   5 big  w [37,11], e [0], b [37]
+ *
+ * A script is the body of a pass, in tokens:
+ *   [1  begins a's forward     ]1  ends it     F1  both
+ *   {1  begins a's backward    }1  ends it     B1  both
+ *   P1  a backward that writes the gradient of parameter 0 alone;   N1  one that writes none */
+#ifndef FSDP_TESTS_MINI_H
+#define FSDP_TESTS_MINI_H
+
+#include <fsdp/fsdp.h>
+
+enum { MINI_UNITS = 6, MINI_ROOT = 0, MINI_A, MINI_B, MINI_TINY, MINI_NONE, MINI_BIG };
+
+/* All units in a row: what most tests train. */
+#define MINI_NESTED "[0 F1 F2 F3 F4 F5 ]0 {0 B5 B4 B3 B2 B1 }0"
+
+typedef struct mini {
+    fsdp_comm *comm;
+    fsdp_device *device;
+    fsdp_unit *unit[MINI_UNITS];
+    fsdp_pass *pass; /* of mini_leaf(), while it runs; stays open after an error: cancel it */
+    float *number;   /* of each leaf, host memory */
+    fsdp_optim *optim;
+} mini;
+
+typedef struct mini_opts {
+    fsdp_mode mode;
+    const char *device; /* NULL: "cpu" */
+    int prefetch;
+    bool sgd; /* else AdamW */
+} mini_opts;
+
+enum { MINI_LEAVES = 4096 };
+
+/* Units, their values, an optimizer. After a failure mini_destroy() is called as well. */
+fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts);
+void mini_destroy(mini *m);
+
+/* Runs a script in a pass. Leaves with the same number share a value: one a pass. */
+fsdp_status mini_run(mini *m, fsdp_pass *pass, const char *script, int64_t leaf);
+/* A pass of its own: begin, run, end. */
+fsdp_status mini_leaf(mini *m, const char *script, int64_t leaf);
+/* This rank's leaves of a step, then the optimizer. */
+fsdp_status mini_step(mini *m, const char *script, int64_t step, int leaves);
+
+fsdp_unit_list mini_list(const mini *m);
+int mini_numel(void);
+/* All parameters, whole, on every rank; room for mini_numel(). */
+fsdp_status mini_read(mini *m, float *out);
+/* The initial value of an element. */
+float mini_value(const char *name, int64_t i);
+
+#endif
