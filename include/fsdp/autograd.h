@@ -41,7 +41,8 @@ FSDP_API fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss) FSDP_NODI
 /* Ends the pass: gradients that a finished backward brought are committed; else the pass is cancelled. Frees the tape
  * and its tensors, also when it fails. NULL is accepted. */
 FSDP_API fsdp_status fsdp_tape_end(fsdp_tape *tape) FSDP_NODISCARD;
-/* The same, but nothing is committed; for paths of error. */
+/* The same, but nothing is committed; for paths of error. After an operation has failed because of the values that it was
+ * given (an id that is not in the vocabulary), nothing else runs on the device before the tape is ended or cancelled. */
 FSDP_API fsdp_status fsdp_tape_cancel(fsdp_tape *tape) FSDP_NODISCARD;
 
 /* Collective. The mean of a loss over the rows of all ranks (0 where no row counts); the sum is exact. */

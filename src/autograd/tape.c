@@ -115,6 +115,7 @@ fsdp_status fsdp_tensor_require_grad(fsdp_tensor *t)
 void fsdp_tensor_release(fsdp_tensor *t)
 {
     if (t == NULL || t->tape == NULL) return;
+    if (t->materialise != NULL) return; /* a loss: two numbers, which the end of the pass reads */
     fsdpi_storage_release(t->storage);
     t->storage = NULL;
 }
@@ -157,9 +158,15 @@ bool fsdpi_tape_records(const fsdp_tape *tape, fsdp_tensor *const *in, int ins)
     return false;
 }
 
-static fsdp_status append(fsdpi_node **out, fsdp_tape *tape)
+static fsdp_status check_can_go_on(const fsdp_tape *tape)
 {
     FSDP_FAIL_IF(tape->went_back, FSDP_ERR_STATE, "an operation on a tape that has gone back: begin a new one");
+    return FSDP_OK;
+}
+
+static fsdp_status append(fsdpi_node **out, fsdp_tape *tape)
+{
+    FSDP_TRY(check_can_go_on(tape));
     if (tape->nodes == tape->room) {
         int room = tape->room > 0 ? 2 * tape->room : 128;
         void *p = fsdpi_realloc(tape->node, (size_t)room, sizeof(*tape->node));
@@ -294,14 +301,18 @@ static fsdp_status mark(fsdp_tape *tape, fsdpi_node_kind kind, const fsdpi_scope
 
 fsdp_status fsdpi_tape_enter(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, void *ctx)
 {
+    FSDP_TRY(check_can_go_on(tape)); /* before a hook has gathered anything */
     if (hooks->before_forward != NULL) FSDP_TRY(hooks->before_forward(ctx, tape));
+    tape->open_scopes++;
     return mark(tape, FSDPI_NODE_ENTER, hooks, ctx);
 }
 
 fsdp_status fsdpi_tape_leave(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, void *ctx)
 {
     if (hooks->after_forward != NULL) FSDP_TRY(hooks->after_forward(ctx, tape));
-    return mark(tape, FSDPI_NODE_LEAVE, hooks, ctx);
+    FSDP_TRY(mark(tape, FSDPI_NODE_LEAVE, hooks, ctx));
+    tape->open_scopes--;
+    return FSDP_OK;
 }
 
 /* ---- backward ---- */
@@ -354,6 +365,9 @@ fsdp_status fsdpi_tape_backward(fsdp_tape *tape, fsdp_tensor *loss)
     FSDP_FAIL_IF(loss == NULL || loss->tape != tape, FSDP_ERR_INVALID, "fsdp_backward: the loss is not of this tape");
     FSDP_FAIL_IF(tape->opts.eval, FSDP_ERR_STATE, "fsdp_backward: the tape was begun for evaluation");
     FSDP_FAIL_IF(tape->went_back || tape->failed, FSDP_ERR_STATE, "fsdp_backward: this tape has gone back already: begin a new one for each micro-batch");
+    FSDP_FAIL_IF(loss->materialise == NULL, FSDP_ERR_INVALID, "fsdp_backward: this tensor is no loss: fsdp_op_cross_entropy() and the like make one");
+    FSDP_FAIL_IF(tape->open_scopes > 0, FSDP_ERR_STATE,
+                 "fsdp_backward: the forward of a module is still open: it failed, or this call is within it: cancel the tape, or call it after fsdp_forward()");
     FSDP_FAIL_IF(!loss->needs_grad, FSDP_ERR_INVALID, "fsdp_backward: the loss does not depend on anything that needs a gradient");
     static const float one = 1.0f;
     tape->failed = true; /* until it ends */

@@ -63,10 +63,12 @@ struct fsdp_tape {
     fsdpi_storage *seed;      /* one float: what backward begins with */
     bool went_back;           /* a backward has ended well */
     bool failed;              /* an operation or the backward has failed */
+    int open_scopes;          /* entered and not left */
     int *pending;             /* in backward: scopes entered whose hook has not run; indices of LEAVE nodes */
     int pending_count;
     fsdp_tensor *loss;        /* what backward began with */
     void *pass;               /* of the layer that made the tape (nn/tape_pass.c) */
+    uint64_t pass_number;     /* its, to know whether it is still there */
     fsdp_comm *comm;
 };
 

@@ -291,6 +291,7 @@ static bool has_scope(const fsdp_module *m)
 fsdp_status fsdpi_module_enter(fsdp_module *m, fsdp_tape *tape)
 {
     if (!has_scope(m)) return FSDP_OK;
+    FSDP_TRY(fsdpi_tape_check_pass(tape));
     FSDP_FAIL_IF(m->unit != NULL && m->unit->rt->comm != tape->comm, FSDP_ERR_INVALID, "fsdp_forward: unit \"%s\" is on another communicator than the tape",
                  fsdp_unit_name(m->unit));
     FSDP_FAIL_IF(m->unit != NULL && m->unit->ctx->compute != tape->stream, FSDP_ERR_INVALID,

@@ -59,6 +59,9 @@ fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg
 /* The parameter as a layer's own call sees it. */
 fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);
 
+/* FSDP_ERR_STATE where the tape's pass is gone. */
+fsdp_status fsdpi_tape_check_pass(const fsdp_tape *tape);
+
 /* A module's scope (its unit, its hooks) around operations that use its parameters directly. */
 fsdp_status fsdpi_module_enter(fsdp_module *m, fsdp_tape *tape);
 fsdp_status fsdpi_module_leave(fsdp_module *m, fsdp_tape *tape);

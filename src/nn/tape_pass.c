@@ -25,6 +25,7 @@ fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_ta
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
     t->pass = pass;
+    t->pass_number = pass->number;
     t->comm = comm;
     *out = t;
     return FSDP_OK;
@@ -35,14 +36,32 @@ fsdp_status fsdp_tape_begin(fsdp_tape **out, fsdp_comm *comm)
     return fsdp_tape_begin_with(out, comm, NULL);
 }
 
+/* fsdp_comm_reset() drops passes, and knows nothing of tapes. */
+static bool pass_is_open(const fsdp_tape *tape)
+{
+    fsdpi_runtime *rt;
+    if (fsdpi_runtime_of(&rt, tape->comm) != FSDP_OK) return false;
+    for (const fsdp_pass *p = rt->passes; p != NULL; p = p->older)
+        if (p == tape->pass && p->number == tape->pass_number) return true;
+    return false;
+}
+
+fsdp_status fsdpi_tape_check_pass(const fsdp_tape *tape)
+{
+    FSDP_FAIL_IF(!pass_is_open(tape), FSDP_ERR_STATE, "the tape's pass was dropped by fsdp_comm_reset(): end the tape, and begin a new one");
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss)
 {
+    FSDP_TRY(fsdpi_tape_check_pass(tape));
     return fsdpi_tape_backward(tape, loss);
 }
 
 static fsdp_status finish(fsdp_tape *tape)
 {
     fsdp_pass *pass = tape->pass;
+    FSDP_TRY(fsdpi_tape_check_pass(tape));
     if (tape->opts.eval) return fsdp_pass_end(pass);
     double sum, count;
     FSDP_TRY(fsdp_loss_read(tape->loss, &sum, &count));
@@ -69,7 +88,12 @@ fsdp_status fsdp_tape_end(fsdp_tape *tape)
 fsdp_status fsdp_tape_cancel(fsdp_tape *tape)
 {
     if (tape == NULL) return FSDP_OK;
-    fsdp_status st = fsdp_pass_cancel(tape->pass);
+    /* A kernel that failed (an id that is not in the vocabulary) has stopped the stream for all: what it said was of this
+     * tape, and ends with it. */
+    fsdpi_runtime *rt;
+    fsdp_status st = fsdpi_runtime_of(&rt, tape->comm);
+    if (st == FSDP_OK) (void)!fsdpi_runtime_sync(rt);
+    if (pass_is_open(tape)) st = fsdp_pass_cancel(tape->pass);
     fsdpi_tape_destroy(tape);
     return st;
 }

@@ -12,7 +12,8 @@ static fsdp_status like(fsdp_tensor **out, fsdp_tape *tape, const fsdp_tensor *x
 
 static fsdp_status activation_backward(fsdp_tape *tape, fsdpi_node *n)
 {
-    fsdpi_activation_args a = { .x = n->saved[0]->data, .dy = fsdpi_grad_of(n->out[0]), .numel = n->out[0]->numel, .act = *(fsdpi_activation *)n->attributes };
+    fsdpi_activation_args a = { .dy = fsdpi_grad_of(n->out[0]), .numel = n->out[0]->numel, .act = *(fsdpi_activation *)n->attributes };
+    FSDP_TRY(fsdpi_saved(n, 0, n->in[0], &a.x));
     FSDP_TRY(fsdpi_grad_into(tape, n->in[0], &a.out, &a.beta));
     return a.out != NULL ? FSDPI_LAUNCH(tape, activation_backward, &a) : FSDP_OK;
 }
@@ -20,6 +21,7 @@ static fsdp_status activation_backward(fsdp_tape *tape, fsdpi_node *n)
 fsdp_status fsdp_op_activation(fsdp_tape *tape, fsdp_tensor *x, fsdp_activation activation, fsdp_tensor **y)
 {
     FSDP_TRY(fsdpi_check_tensor(tape, "activation", "the input", x, FSDP_F32));
+    FSDP_TRY(fsdpi_check_activation("activation", activation));
     fsdpi_activation act = (fsdpi_activation)activation;
     fsdp_tensor *out;
     fsdpi_activation_args a = { .numel = x->numel, .act = act };
@@ -121,6 +123,7 @@ static fsdp_status reshape_backward(fsdp_tape *tape, fsdpi_node *n)
 fsdp_status fsdp_op_reshape(fsdp_tape *tape, fsdp_tensor *x, int ndim, const int64_t *shape, fsdp_tensor **y)
 {
     FSDP_FAIL_IF(x == NULL || x->source != NULL, FSDP_ERR_INVALID, "reshape: no input, or a parameter");
+    FSDP_FAIL_IF(x->tape != tape, FSDP_ERR_INVALID, "reshape: the input is of another tape");
     fsdp_tensor *out;
     FSDP_TRY(fsdpi_tape_view(&out, tape, x, ndim, shape));
     if (fsdpi_tape_records(tape, &x, 1)) {

@@ -10,7 +10,7 @@ typedef struct attributes {
     bool residual;
 } attributes;
 
-enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
+enum { SAVED_X, SAVED_MEAN, SAVED_RSTD, SAVED_WEIGHT };
 enum { IN_X, IN_RESIDUAL, IN_WEIGHT, IN_BIAS };
 
 /* The gradient of the sum goes to both terms; where nothing else holds what reached the sum directly, it becomes it. */
@@ -25,7 +25,7 @@ static fsdp_status sum_gradient(fsdp_tape *tape, fsdp_tensor *sum, int64_t numel
 
 static fsdp_status launch_backward(fsdp_tape *tape, fsdpi_node *n, fsdpi_layer_norm_backward_args *a)
 {
-    FSDPI_DATA(n->in[IN_WEIGHT], a->weight);
+    FSDP_TRY(fsdpi_saved(n, SAVED_WEIGHT, n->in[IN_WEIGHT], &a->weight));
     FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_WEIGHT], &a->dweight, &a->dweight_beta));
     FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_BIAS], &a->dbias, &a->dbias_beta));
     FSDP_TRY(fsdpi_scratch(tape, fsdpi_layer_norm_backward_scratch(a, fsdpi_threads_of(tape)), &a->scratch));
@@ -38,11 +38,18 @@ static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
 {
     const attributes *at = n->attributes;
     fsdp_tensor *y = n->out[0], *sum = n->out[1];
-    fsdpi_layer_norm_backward_args a = { .dy = fsdpi_grad_of(y), .x = n->saved[SAVED_X]->data, .mean = n->saved[SAVED_MEAN]->data,
+    fsdpi_layer_norm_backward_args a = { .dy = fsdpi_grad_of(y), .mean = n->saved[SAVED_MEAN]->data,
                                          .rstd = n->saved[SAVED_RSTD]->data, .M = at->M, .C = at->C };
+    FSDP_TRY(fsdpi_saved(n, SAVED_X, n->in[IN_X], &a.x));
     if (!at->residual) {
+        void *unwanted = NULL;
         FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_X], &a.dx, &a.dx_beta));
-        return launch_backward(tape, n, &a);
+        /* The kernel writes dx in any case; where the input is data, nobody wants it. */
+        if (a.dx == NULL) FSDP_TRY(fsdpi_scratch(tape, (size_t)(at->M * at->C) * sizeof(float), &unwanted));
+        if (unwanted != NULL) a.dx = unwanted;
+        fsdp_status done = launch_backward(tape, n, &a);
+        fsdpi_scratch_free(tape, unwanted);
+        return done;
     }
     if (a.dy == NULL) { /* the norm was not used, only the sum */
         FSDP_TRY(fsdpi_grad_share(tape, n->in[IN_X], sum->grad));
@@ -87,6 +94,7 @@ static fsdp_status record(fsdp_tape *tape, fsdp_tensor *const *in, fsdp_tensor *
     fsdpi_node_save(n, SAVED_X, sum != NULL ? sum->storage : in[IN_X]->storage);
     fsdpi_node_save(n, SAVED_MEAN, mean);
     fsdpi_node_save(n, SAVED_RSTD, rstd);
+    fsdpi_node_save(n, SAVED_WEIGHT, in[IN_WEIGHT]->storage);
     return FSDP_OK;
 }
 

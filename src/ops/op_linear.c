@@ -9,16 +9,16 @@ typedef struct attributes {
     fsdpi_activation act;
 } attributes;
 
-enum { SAVED_X, SAVED_PRE };
+enum { SAVED_X, SAVED_PRE, SAVED_WEIGHT };
 
 static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
 {
     const attributes *at = n->attributes;
     fsdp_tensor *x = n->in[0], *w = n->in[1], *b = n->in[2];
     fsdpi_linear_backward_args a = { .dy = fsdpi_grad_of(n->out[0]), .M = at->M, .N = at->N, .K = at->K, .in_out = at->in_out, .act = at->act };
-    a.x = n->saved[SAVED_X] != NULL ? n->saved[SAVED_X]->data : NULL;
+    if (w->needs_grad) FSDP_TRY(fsdpi_saved(n, SAVED_X, x, &a.x));
     a.pre = n->saved[SAVED_PRE] != NULL ? n->saved[SAVED_PRE]->data : NULL;
-    FSDPI_DATA(w, a.weight);
+    FSDP_TRY(fsdpi_saved(n, SAVED_WEIGHT, w, &a.weight));
     FSDP_TRY(fsdpi_grad_into(tape, w, &a.dweight, &a.dweight_beta));
     FSDP_TRY(fsdpi_grad_into(tape, b, &a.dbias, &a.dbias_beta));
     FSDP_TRY(fsdpi_grad_into(tape, x, &a.dx, &a.dx_beta));
@@ -48,6 +48,7 @@ fsdp_status fsdp_op_linear(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *weight,
 {
     fsdp_op_linear_opts o = opts != NULL ? *opts : (fsdp_op_linear_opts){ 0 };
     attributes at = { .in_out = o.in_out, .act = (fsdpi_activation)o.activation };
+    FSDP_TRY(fsdpi_check_activation("linear", o.activation));
     FSDP_TRY(check(tape, x, weight, bias, &at));
     fsdp_tensor *in[] = { x, weight, bias }, *out;
     bool records = fsdpi_tape_records(tape, in, 3);
@@ -69,6 +70,7 @@ fsdp_status fsdp_op_linear(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *weight,
         for (int i = 0; i < 3; i++) fsdpi_node_input(n, in[i]);
         fsdpi_node_output(n, out);
         if (weight->needs_grad) fsdpi_node_save(n, SAVED_X, x->storage);
+        fsdpi_node_save(n, SAVED_WEIGHT, weight->storage);
         fsdpi_node_save(n, SAVED_PRE, pre);
     }
     fsdpi_storage_release(pre);

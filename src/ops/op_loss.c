@@ -14,7 +14,7 @@
 /* What is needed to compute a loss: storages are retained until the tape ends or the backward is done. */
 typedef struct pending_loss {
     fsdp_tensor *x, *weight, *labels; /* weight NULL: x are the scores */
-    fsdpi_storage *x_storage, *label_storage;
+    fsdpi_storage *x_storage, *label_storage, *weight_storage; /* the weight's: NULL for a parameter */
     int64_t M, V, K;
     bool done;
 } pending_loss;
@@ -29,7 +29,8 @@ static void forget(void *lazy)
     pending_loss *p = lazy;
     fsdpi_storage_release(p->x_storage);
     fsdpi_storage_release(p->label_storage);
-    p->x_storage = p->label_storage = NULL;
+    fsdpi_storage_release(p->weight_storage);
+    p->x_storage = p->label_storage = p->weight_storage = NULL;
 }
 
 static fsdp_status run_scores(fsdp_tensor *loss, pending_loss *p, float *dx, float beta)
@@ -49,7 +50,8 @@ static fsdp_status run_linear(fsdp_tensor *loss, pending_loss *p, float *dx, flo
     fsdpi_linear_cross_entropy_args a = { .x = p->x_storage->data, .labels = p->label_storage->data, .loss = p->done ? NULL : loss->storage->data,
                                           .seed = fsdpi_seed_of(tape), .dx = dx, .dweight = dw, .dx_beta = dx_beta, .dweight_beta = dw_beta,
                                           .M = p->M, .V = p->V, .K = p->K };
-    FSDPI_DATA(p->weight, a.weight);
+    if (p->weight_storage != NULL) a.weight = p->weight_storage->data;
+    else FSDPI_DATA(p->weight, a.weight);
     FSDP_TRY(fsdpi_scratch(tape, fsdpi_linear_cross_entropy_scratch(&a, fsdpi_threads_of(tape)), &a.scratch));
     fsdp_status st = FSDPI_LAUNCH(tape, linear_cross_entropy, &a);
     fsdpi_scratch_free(tape, a.scratch);
@@ -100,6 +102,8 @@ static fsdp_status make(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *w, fsdp_te
     FSDP_TRY(check(tape, x, w, labels));
     const void *given_up;
     FSDP_TRY(fsdpi_tensor_data(x, &given_up));
+    FSDP_TRY(fsdpi_tensor_data(labels, &given_up));
+    if (w != NULL && w->source == NULL) FSDP_TRY(fsdpi_tensor_data(w, &given_up));
     fsdp_tensor *loss, *in[] = { x, w };
     FSDP_TRY(fsdpi_tape_tensor(&loss, tape, FSDP_F64, 1, (int64_t[]){ 2 }));
     pending_loss *p;
@@ -111,6 +115,7 @@ static fsdp_status make(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *w, fsdp_te
     loss->materialise = materialise;
     p->x_storage = fsdpi_storage_retain(x->storage);
     p->label_storage = fsdpi_storage_retain(labels->storage);
+    if (w != NULL && w->storage != NULL) p->weight_storage = fsdpi_storage_retain(w->storage);
     loss->dispose = forget;
     if (fsdpi_tape_records(tape, in, 2)) {
         fsdpi_node *n;

@@ -34,6 +34,18 @@ fsdp_status fsdpi_check_tensor(const fsdp_tape *tape, const char *op, const char
 /* ... and that it is a vector of n elements. */
 fsdp_status fsdpi_check_vector(const fsdp_tape *tape, const char *op, const char *what, const fsdp_tensor *t, int64_t n);
 
+/* For a backward: where an input's values are. The node saved its storage; a parameter has none and is asked again. */
+static inline fsdp_status fsdpi_saved(const fsdpi_node *n, int slot, const fsdp_tensor *t, const float **out)
+{
+    const void *p = n->saved[slot] != NULL ? n->saved[slot]->data : NULL;
+    if (p == NULL) FSDP_TRY(fsdpi_tensor_data(t, &p));
+    *out = p;
+    return FSDP_OK;
+}
+
+/* FSDP_ERR_INVALID where there is no such activation. */
+fsdp_status fsdpi_check_activation(const char *op, fsdp_activation activation);
+
 /* Scratch for one launch: given back at once, since what comes after it on the stream runs after it. */
 fsdp_status fsdpi_scratch(fsdp_tape *tape, size_t bytes, void **out);
 void fsdpi_scratch_free(fsdp_tape *tape, void *p);
