@@ -102,7 +102,8 @@ typedef struct fsdp_wrap_opts {
  * m is as it was and still the caller's. */
 FSDP_API fsdp_status fsdp_wrap(fsdp_module **out, fsdp_module *m, const fsdp_wrap_opts *opts) FSDP_NODISCARD;
 
-/* The units in the tree, the outer before the inner. Borrowed until the tree is wrapped again or destroyed. */
+/* The units in the tree, the outer before the inner. Borrowed until the tree is wrapped again or destroyed. None, with an
+ * error for fsdp_last_error(), where there is no memory for the list. */
 FSDP_API fsdp_unit_list fsdp_module_units(fsdp_module *m);
 
 /* A parameter of a tree, with its full name ("0.1.weight"). */

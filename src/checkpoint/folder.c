@@ -145,10 +145,42 @@ void fsdpi_folder_remove(const char *path)
     rmdir(path);
 }
 
+/* What killed saves left, of any step. Nobody else saves here. */
+static void remove_stale(const char *folder)
+{
+    char path[4700];
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, ".step-", 6) != 0 || n < 10 || strcmp(e->d_name + n - 4, ".tmp") != 0) continue;
+        snprintf(path, sizeof(path), "%s/%s", folder, e->d_name);
+        fsdpi_folder_remove(path);
+    }
+    if (d != NULL) closedir(d);
+}
+
+/* Makes the names of new folders survive a power cut. Those above that may not be opened are not ours, and older. */
+static void flush_above(const char *folder)
+{
+    char path[4200];
+    fsdpi_error kept;
+    fsdpi_error_save(&kept);
+    snprintf(path, sizeof(path), "%s", folder);
+    for (char *slash; (slash = strrchr(path, '/')) != NULL && slash != path;) {
+        *slash = '\0';
+        (void)!fsdpi_fsync_dir(path);
+    }
+    (void)!fsdpi_fsync_dir(folder[0] == '/' ? "/" : ".");
+    fsdpi_error_restore(&kept);
+}
+
 fsdp_status fsdpi_folder_prepare(const char *folder, const char *temp)
 {
+    struct stat sb;
+    bool fresh = stat(folder, &sb) != 0;
     FSDP_TRY(fsdpi_mkdirs(folder));
-    fsdpi_folder_remove(temp);
+    if (fresh) flush_above(folder);
+    remove_stale(folder);
     FSDP_FAIL_IF(mkdir(temp, 0777) != 0, FSDP_ERR_IO, "cannot make the folder %s: %s", temp, strerror(errno));
     return FSDP_OK;
 }
@@ -175,18 +207,24 @@ fsdp_status fsdpi_folder_publish(const char *folder, const char *temp, const cha
     return FSDP_OK;
 }
 
-void fsdpi_folder_prune(const char *folder, int keep)
+void fsdpi_folder_prune(const char *folder, int keep, int64_t saved)
 {
     found *f;
     int n, kept = 0;
+    int64_t last = -1; /* step of the last one that was kept */
     char path[4300];
     fsdpi_error e;
     fsdpi_error_save(&e);
     if (list(folder, &f, &n) == FSDP_OK) {
         for (int i = 0; i < n; i++) {
             snprintf(path, sizeof(path), "%s/%s", folder, f[i].name);
-            if (kept < keep && is_complete(path)) kept++;
-            else if (kept > 0) fsdpi_folder_remove(path); /* older than what is kept, or not whole */
+            bool another = f[i].step == last; /* what a replaced one of the same step was called */
+            if (!another && (kept < keep || f[i].step == saved) && is_complete(path)) {
+                last = f[i].step;
+                kept++;
+            } else if (kept > 0) {
+                fsdpi_folder_remove(path); /* older than what is kept, or not whole */
+            }
         }
         fsdpi_free(f);
     }

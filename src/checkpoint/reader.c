@@ -12,6 +12,7 @@
 
 #include <fsdp/safetensors.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -254,7 +255,16 @@ fsdp_status fsdp_checkpoint_reader_i64(const fsdp_checkpoint_reader *r, const ch
 
 fsdp_status fsdp_checkpoint_reader_f64(const fsdp_checkpoint_reader *r, const char *name, double *out)
 {
+    static const struct {
+        const char *text;
+        double value;
+    } words[] = { { "inf", INFINITY }, { "-inf", -INFINITY }, { "nan", NAN } };
     const json_t *v = json_object_get(r->values, name);
+    for (int i = 0; i < 3 && json_is_string(v); i++) {
+        if (strcmp(json_string_value(v), words[i].text) != 0) continue;
+        *out = words[i].value;
+        return FSDP_OK;
+    }
     FSDP_FAIL_IF(!json_is_number(v), FSDP_ERR_FORMAT, "checkpoint %s has no number \"%s\"", r->path, name);
     *out = json_number_value(v);
     return FSDP_OK;

@@ -4,6 +4,9 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
+#include "format/shown.h"
+
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,9 +30,19 @@ void fsdp_checkpoint_destroy(fsdp_checkpoint *c)
     fsdpi_free(c);
 }
 
+/* The manifest is JSON: what is not UTF-8 would be left out of it. */
+static bool is_utf8(const char *text)
+{
+    json_t *s = json_string(text);
+    bool good = s != NULL;
+    json_decref(s);
+    return good;
+}
+
 static fsdp_status add(fsdp_checkpoint *c, const char *name, fsdpi_entry e)
 {
     FSDP_FAIL_IF(name == NULL || name[0] == '\0', FSDP_ERR_INVALID, "fsdp_checkpoint: an entry without a name");
+    FSDP_FAIL_IF(!is_utf8(name), FSDP_ERR_INVALID, "fsdp_checkpoint: the name \"%s\" is not UTF-8", fsdpi_show(name).s);
     for (int i = 0; i < c->count; i++)
         FSDP_FAIL_IF(strcmp(c->entry[i].name, name) == 0, FSDP_ERR_INVALID, "fsdp_checkpoint: \"%s\" is registered twice", name);
     if (c->count == c->room) {
@@ -75,6 +88,7 @@ fsdp_status fsdp_checkpoint_add_f64(fsdp_checkpoint *c, const char *name, double
 
 fsdp_status fsdp_checkpoint_add_text(fsdp_checkpoint *c, const char *name, const char *text)
 {
+    FSDP_FAIL_IF(text == NULL || !is_utf8(text), FSDP_ERR_INVALID, "fsdp_checkpoint: the text \"%s\" is not UTF-8, or NULL", name);
     fsdpi_entry e = { .kind = FSDPI_ENTRY_TEXT, .text = fsdpi_strdup(text) };
     FSDP_FAIL_IF(e.text == NULL, FSDP_ERR_NOMEM, "no memory for the text \"%s\"", name);
     fsdp_status st = add(c, name, e);

@@ -21,6 +21,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,6 +93,7 @@ static fsdp_status write_file(const fsdp_checkpoint *c, const char *path)
 typedef struct file_info {
     uint64_t checksum;
     int64_t bytes;
+    uint64_t registry; /* what it has registered: the same on all ranks */
 } file_info;
 
 typedef struct range {
@@ -124,6 +126,12 @@ static json_t *entries_json(const fsdp_checkpoint *c, const range *all, int tens
     return entries;
 }
 
+/* JSON has no word for numbers that are infinite or none: a best loss begins as one. */
+static json_t *real_json(double x)
+{
+    return isfinite(x) ? json_real(x) : json_string(isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
+}
+
 static json_t *values_json(const fsdp_checkpoint *c)
 {
     json_t *values = json_object();
@@ -132,7 +140,7 @@ static json_t *values_json(const fsdp_checkpoint *c)
         json_t *v = NULL;
         switch (e->kind) {
         case FSDPI_ENTRY_I64: v = json_integer(*(int64_t *)e->value); break;
-        case FSDPI_ENTRY_F64: v = json_real(*(double *)e->value); break;
+        case FSDPI_ENTRY_F64: v = real_json(*(double *)e->value); break;
         case FSDPI_ENTRY_TEXT: v = json_string(e->text); break;
         case FSDPI_ENTRY_STEPS: v = json_integer(fsdp_optim_unit_steps(e->optim, e->unit)); break;
         default: continue;
@@ -184,16 +192,74 @@ static fsdp_status write_manifest(const fsdp_checkpoint *c, const char *temp, in
 
 /* ---- all together ---- */
 
+/* Everything that a save needs memory for, taken before ranks agree to begin. */
 typedef struct saving {
     char folder[4096], temp[4160], final[4160];
     int64_t step;
+    int tensors;
+    file_info *files; /* [ranks] */
+    range *ranges;    /* [tensors]: this rank's */
+    range *all;       /* [ranks, tensors] */
 } saving;
 
-static fsdp_status save_files(const fsdp_checkpoint *c, const saving *s, file_info *files, range *all, int tensors)
+static void free_saving(saving *s)
+{
+    if (s == NULL) return;
+    fsdpi_free(s->files);
+    fsdpi_free(s->ranges);
+    fsdpi_free(s->all);
+    fsdpi_free(s);
+}
+
+static fsdp_status make_saving(saving **out, const fsdp_checkpoint *c, const char *folder, int64_t step)
+{
+    saving *s;
+    size_t size = (size_t)fsdp_comm_size(c->comm);
+    FSDPI_NEW(s, 1);
+    snprintf(s->folder, sizeof(s->folder), "%s", folder);
+    snprintf(s->final, sizeof(s->final), "%s/step-%08lld", s->folder, (long long)step);
+    snprintf(s->temp, sizeof(s->temp), "%s/.step-%08lld.tmp", s->folder, (long long)step);
+    s->step = step;
+    s->tensors = tensors_in(c);
+    s->files = fsdpi_calloc(size, sizeof(*s->files));
+    s->ranges = fsdpi_calloc((size_t)s->tensors, sizeof(*s->ranges));
+    s->all = fsdpi_calloc(size * (size_t)s->tensors, sizeof(*s->all));
+    if (s->files == NULL || s->ranges == NULL || s->all == NULL) {
+        free_saving(s);
+        FSDP_FAIL(FSDP_ERR_NOMEM, "no memory to save %d entries", c->count);
+    }
+    *out = s;
+    return FSDP_OK;
+}
+
+/* Of what is registered, in order: ranks that registered other things would write a checkpoint of mixed-up parts. */
+static uint64_t registry_hash(const fsdp_checkpoint *c)
+{
+    uint64_t h = 0;
+    for (int i = 0; i < c->count; i++) h = XXH3_64bits_withSeed(c->entry[i].name, strlen(c->entry[i].name), h + (uint64_t)c->entry[i].kind);
+    return h;
+}
+
+static fsdp_status gather_ranges(const fsdp_checkpoint *c, saving *s, const file_info *mine)
+{
+    for (int i = 0, t = 0; i < c->count; i++) {
+        float *at;
+        if (!fsdpi_entry_is_tensor(&c->entry[i])) continue;
+        fsdpi_entry_range(&c->entry[i], &s->ranges[t].first, &s->ranges[t].numel, &at);
+        t++;
+    }
+    FSDP_TRY(fsdpi_comm_exchange(c->comm, FSDPI_OP_SAVE, NULL, mine, sizeof(*mine), s->files));
+    for (int r = 0; r < fsdp_comm_size(c->comm); r++)
+        FSDP_FAIL_IF(s->files[r].registry != s->files[0].registry, FSDP_ERR_INVALID,
+                     "fsdp_checkpoint_save: rank %d has registered other entries than rank 0, or in another order", r);
+    return fsdpi_comm_exchange(c->comm, FSDPI_OP_SAVE, NULL, s->ranges, (size_t)s->tensors * sizeof(*s->ranges), s->all);
+}
+
+static fsdp_status save_files(const fsdp_checkpoint *c, saving *s)
 {
     int rank = fsdp_comm_rank(c->comm);
     char path[4400], name[64];
-    file_info mine = { 0 };
+    file_info mine = { .registry = registry_hash(c) };
     fsdpi_shard_name(name, sizeof(name), rank, fsdp_comm_size(c->comm));
     snprintf(path, sizeof(path), "%s/%s", s->temp, name);
     fsdp_status st = rank == 0 ? fsdpi_folder_prepare(s->folder, s->temp) : FSDP_OK;
@@ -201,22 +267,9 @@ static fsdp_status save_files(const fsdp_checkpoint *c, const saving *s, file_in
     st = write_file(c, path);
     if (st == FSDP_OK) st = fsdpi_file_xxh3(path, &mine.checksum, &mine.bytes);
     FSDP_TRY(fsdp_comm_agree(c->comm, st));
-    range *ranges;
-    FSDPI_NEW(ranges, tensors);
-    for (int i = 0, t = 0; i < c->count; i++) {
-        float *at;
-        if (fsdpi_entry_is_tensor(&c->entry[i])) {
-            fsdpi_entry_range(&c->entry[i], &ranges[t].first, &ranges[t].numel, &at);
-            t++;
-        }
-    }
-    st = fsdpi_comm_exchange(c->comm, FSDPI_OP_SAVE, NULL, &mine, sizeof(mine), files);
-    if (st == FSDP_OK) st = fsdpi_comm_exchange(c->comm, FSDPI_OP_SAVE, NULL, ranges, (size_t)tensors * sizeof(*ranges), all);
-    fsdpi_free(ranges);
-    FSDP_TRY(st);
-    st = FSDP_OK;
+    FSDP_TRY(gather_ranges(c, s, &mine));
     if (rank == 0) {
-        st = write_manifest(c, s->temp, s->step, files, all, tensors);
+        st = write_manifest(c, s->temp, s->step, s->files, s->all, s->tensors);
         if (st == FSDP_OK) st = fsdpi_folder_publish(s->folder, s->temp, s->final);
     }
     return fsdp_comm_agree(c->comm, st);
@@ -224,29 +277,20 @@ static fsdp_status save_files(const fsdp_checkpoint *c, const saving *s, file_in
 
 fsdp_status fsdp_checkpoint_save(fsdp_checkpoint *c, const char *folder, int64_t step, int keep)
 {
-    FSDP_FAIL_IF(folder == NULL || strlen(folder) >= sizeof(((saving *)0)->folder) || step < 0 || keep < 0, FSDP_ERR_INVALID,
+    FSDP_FAIL_IF(folder == NULL || folder[0] == '\0' || strlen(folder) >= sizeof(((saving *)0)->folder) || step < 0 || keep < 0, FSDP_ERR_INVALID,
                  "fsdp_checkpoint_save: no folder, a path that is too long, or step %lld or keep %d below 0", (long long)step, keep);
-    saving *s;
-    FSDPI_NEW(s, 1);
-    snprintf(s->folder, sizeof(s->folder), "%s", folder);
-    snprintf(s->final, sizeof(s->final), "%s/step-%08lld", s->folder, (long long)step);
-    snprintf(s->temp, sizeof(s->temp), "%s/.step-%08lld.tmp", s->folder, (long long)step);
-    s->step = step;
-    int tensors = tensors_in(c), size = fsdp_comm_size(c->comm);
-    file_info *files = fsdpi_calloc((size_t)size, sizeof(*files));
-    range *all = fsdpi_calloc((size_t)size * (size_t)tensors, sizeof(*all));
-    fsdp_status st = files != NULL && all != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to save");
-    st = fsdp_comm_agree(c->comm, st);
-    if (st == FSDP_OK) st = save_files(c, s, files, all, tensors);
-    if (st != FSDP_OK && fsdp_comm_rank(c->comm) == 0) {
-        fsdpi_error kept;
-        fsdpi_error_save(&kept);
-        fsdpi_folder_remove(s->temp);
-        fsdpi_error_restore(&kept);
+    saving *s = NULL;
+    fsdp_status st = fsdp_comm_agree(c->comm, make_saving(&s, c, folder, step));
+    if (st == FSDP_OK) {
+        st = save_files(c, s);
+        if (st != FSDP_OK && fsdp_comm_rank(c->comm) == 0) {
+            fsdpi_error kept;
+            fsdpi_error_save(&kept);
+            fsdpi_folder_remove(s->temp);
+            fsdpi_error_restore(&kept);
+        }
+        if (st == FSDP_OK && keep > 0 && fsdp_comm_rank(c->comm) == 0) fsdpi_folder_prune(s->folder, keep, step);
     }
-    if (st == FSDP_OK && keep > 0 && fsdp_comm_rank(c->comm) == 0) fsdpi_folder_prune(s->folder, keep);
-    fsdpi_free(all);
-    fsdpi_free(files);
-    fsdpi_free(s);
-    return st;
+    free_saving(s);
+    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }

@@ -102,7 +102,7 @@ void fsdp_comm_set_step(fsdp_comm *comm, int64_t step)
 void fsdp_comm_set_phase(fsdp_comm *comm, const char *phase)
 {
     fsdpi_rank_slot *slot = &comm->world->control->rank[comm->world_rank];
-    snprintf(slot->doing, sizeof(slot->doing), "%s", phase);
+    snprintf(slot->phase, sizeof(slot->phase), "%s", phase != NULL ? phase : "");
 }
 
 /* ---- waiting ---- */
@@ -118,11 +118,12 @@ fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_
                  r);
     FSDP_FAIL_IF(state == FSDPI_RANK_FAILED || state == FSDPI_RANK_DEAD, FSDP_ERR_PEER, "rank %d is gone", r);
     if (c->stuck_ns < 0 || waited_ns < c->stuck_ns) return FSDP_OK;
+    char doing[160];
     fsdpi_world_abort(comm->world, comm->world_rank,
-                      "rank %d waited %.0f s for rank %d in %s (step %lld); rank %d was last in: %.90s (step %lld). "
+                      "rank %d waited %.0f s for rank %d in %s (step %lld); rank %d was last in: %s (step %lld). "
                       "If that is slow and not stuck, raise the time-out",
                       comm->world_rank, (double)waited_ns * 1e-9, r, what,
-                      (long long)atomic_load(&c->rank[comm->world_rank].step), r, c->rank[r].doing,
+                      (long long)atomic_load(&c->rank[comm->world_rank].step), r, fsdpi_world_doing(comm->world, r, doing, sizeof(doing)),
                       (long long)atomic_load(&c->rank[r].step));
     FSDP_FAIL(FSDP_ERR_PEER, "%s", c->abort_message);
 }

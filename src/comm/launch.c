@@ -65,21 +65,20 @@ fsdp_status fsdpi_rank_run(fsdpi_world *w, int rank, fsdp_rank_fn fn, void *arg)
         atomic_store(&slot->state, FSDPI_RANK_RUNNING);
         st = fn(comm, arg);
     }
-    fsdpi_error e;
-    fsdpi_error_save(&e);
-    fsdp_comm_destroy(comm);
     if (st == FSDP_OK) {
+        fsdp_comm_destroy(comm);
         atomic_store(&slot->state, FSDPI_RANK_DONE);
         return FSDP_OK;
     }
-    fsdpi_error_restore(&e);
+    bool raised = fsdpi_error_status() == st;
     slot->error = st;
-    slot->error_is_shared = fsdpi_error_is_shared();
-    snprintf(slot->message, sizeof(slot->message), "%s", fsdp_last_error_message());
-    if (slot->message[0] == '\0') snprintf(slot->message, sizeof(slot->message), "%s", fsdp_status_name(st));
-    /* First the reason, then the state: who sees the state must not take it for the reason. */
+    slot->error_is_shared = raised && fsdpi_error_is_shared();
+    snprintf(slot->message, sizeof(slot->message), "%s", raised ? fsdp_last_error_message() : fsdp_status_name(st));
+    /* First the reason, then the state: who sees the state must not take it for the reason. And both before the
+     * communicator is taken apart: streams of this rank may wait for others, who may take their time. */
     fsdpi_world_abort(w, rank, "rank %d: %.480s", rank, slot->message);
     atomic_store(&slot->state, FSDPI_RANK_FAILED);
+    fsdp_comm_destroy(comm);
     return fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }
 
@@ -216,14 +215,16 @@ static void report_end(launcher *l, int rank, int status)
     fsdpi_rank_slot *slot = &c->rank[rank];
     int state = atomic_load(&slot->state);
     long long step = (long long)atomic_load(&slot->step);
+    char doing[160];
+    fsdpi_world_doing(l->world, rank, doing, sizeof(doing));
     if (WIFSIGNALED(status)) {
         if (!l->killed)
-            fsdpi_world_abort(l->world, -1, "rank %d (process %d) was killed by signal %d (SIG%s) at step %lld, in: %.90s%s",
-                              rank, (int)l->pid[rank], WTERMSIG(status), signal_name(WTERMSIG(status)), step,
-                              slot->doing[0] != '\0' ? slot->doing : "start", hint_of(WTERMSIG(status)));
+            fsdpi_world_abort(l->world, -1, "rank %d (process %d) was killed by signal %d (SIG%s) at step %lld, in: %s%s",
+                              rank, (int)l->pid[rank], WTERMSIG(status), signal_name(WTERMSIG(status)), step, doing,
+                              hint_of(WTERMSIG(status)));
     } else if (state == FSDPI_RANK_RUNNING || (WEXITSTATUS(status) != 0 && state != FSDPI_RANK_FAILED)) {
-        fsdpi_world_abort(l->world, -1, "rank %d (process %d) exited with status %d at step %lld before it was finished, in: %.90s",
-                          rank, (int)l->pid[rank], WEXITSTATUS(status), step, slot->doing[0] != '\0' ? slot->doing : "start");
+        fsdpi_world_abort(l->world, -1, "rank %d (process %d) exited with status %d at step %lld before it was finished, in: %s",
+                          rank, (int)l->pid[rank], WEXITSTATUS(status), step, doing);
     }
     if (state != FSDPI_RANK_FAILED && state != FSDPI_RANK_DONE) {
         bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
@@ -273,8 +274,10 @@ static void watch_stopped(launcher *l)
         l->stopped_ms[r] += TICK_MS;
         if ((double)l->stopped_ms[r] < l->stopped_s * 1e3) continue;
         fsdpi_control *c = l->world->control;
-        fsdpi_world_abort(l->world, -1, "rank %d (process %d) has been stopped (SIGSTOP) for %.0f s at step %lld, in: %.90s", r,
-                          (int)l->pid[r], l->stopped_s, (long long)atomic_load(&c->rank[r].step), c->rank[r].doing);
+        char doing[160];
+        fsdpi_world_abort(l->world, -1, "rank %d (process %d) has been stopped (SIGSTOP) for %.0f s at step %lld, in: %s", r,
+                          (int)l->pid[r], l->stopped_s, (long long)atomic_load(&c->rank[r].step),
+                          fsdpi_world_doing(l->world, r, doing, sizeof(doing)));
     }
 }
 

@@ -22,6 +22,18 @@ const char *fsdpi_op_name(unsigned op)
     return op < sizeof(op_names) / sizeof(op_names[0]) ? op_names[op] : "?";
 }
 
+_Static_assert(sizeof(((fsdpi_tag *)0)->name) == sizeof(((fsdpi_rank_slot *)0)->last_name), "one is copied to the other");
+
+const char *fsdpi_world_doing(const fsdpi_world *w, int rank, char *text, size_t bytes)
+{
+    const fsdpi_rank_slot *s = &w->control->rank[rank];
+    uint32_t op = atomic_load_explicit(&s->last_op, memory_order_relaxed);
+    bool named = op > 0 && s->last_name[0] != '\0';
+    snprintf(text, bytes, "%.60s%s%s%s%.36s%s", s->phase, s->phase[0] != '\0' ? "; last operation: " : "",
+             op > 0 ? fsdpi_op_name(op - 1) : "start", named ? " of \"" : "", named ? s->last_name : "", named ? "\"" : "");
+    return text;
+}
+
 static uint64_t mix(uint64_t h, uint64_t x)
 {
     h = (h ^ x) * 0x9e3779b97f4a7c15u;
@@ -210,6 +222,8 @@ fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint6
     comm->hash = mix_text(mix(mix(comm->hash, op), bytes), name != NULL ? name : "");
     atomic_store_explicit(&t->hash, comm->hash, memory_order_release);
     atomic_store_explicit(&me->tags, position + 1, memory_order_release);
+    atomic_store_explicit(&slot->last_op, op + 1, memory_order_relaxed);
+    memcpy(slot->last_name, t->name, sizeof(slot->last_name));
     atomic_fetch_add_explicit(&slot->beats, 1, memory_order_relaxed);
     return FSDP_OK;
 }

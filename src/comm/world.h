@@ -24,10 +24,11 @@ typedef struct fsdpi_rank_slot {
     _Alignas(64) _Atomic int state; /* fsdpi_rank_state */
     _Atomic int pid;
     _Atomic int64_t step;
-    _Atomic(const char *) phase;  /* a literal; the same address in forked ranks; NULL for programs of their own */
     _Atomic uint32_t beats;       /* goes up with every operation */
     _Atomic int polls_stop;       /* it asks fsdp_comm_stop_agreed(): a request reaches it */
-    char doing[96];               /* last operation, for messages; torn text does no harm */
+    char phase[64];               /* what the program says that it does; for messages: torn text does no harm */
+    _Atomic uint32_t last_op;     /* its last operation: fsdpi_op + 1; 0: none */
+    char last_name[36];
     fsdp_status error;            /* written before state becomes FAILED */
     bool error_is_shared;         /* its message names a rank already */
     char message[1536];
@@ -76,6 +77,9 @@ void fsdpi_world_destroy(fsdpi_world *w);
 fsdp_status fsdpi_heap_alloc(fsdpi_world *w, size_t bytes, size_t *offset);
 /* Gives the pages back: nobody uses them any more. */
 void fsdpi_heap_free(fsdpi_world *w, size_t offset, size_t bytes);
+
+/* For messages: what a rank did last, as "evaluation; last operation: forward gather of \"h.3\"". */
+const char *fsdpi_world_doing(const fsdpi_world *w, int rank, char *text, size_t bytes);
 
 /* Says that all is over, and why; the first to say it wins. `by`: a rank, or -1 for the launcher. */
 void fsdpi_world_abort(fsdpi_world *w, int by, const char *fmt, ...) FSDP_PRINTF(3, 4);

@@ -72,12 +72,14 @@ static fsdp_status mlp_branch(fsdp_module *m, const block *b, fsdp_tape *tape, f
     return dropout(b->model, tape, projected, out);
 }
 
-/* (x, delta) -> (x + delta + attention, mlp) */
+/* (x, delta) -> (x + delta + attention, mlp). A block that is run by itself has no neighbours to pass a pair to: x -> x +
+ * attention + mlp. */
 static fsdp_status block_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor **out)
 {
     const block *b = ctx;
     fsdp_model *model = b->model;
     fsdp_tensor *x1, *x2, *a, *attention, *mlp;
+    if (!model->running) model->delta = NULL;
     FSDP_TRY(fsdpi_layer_norm_residual(m->child[LN_1], tape, x, model->delta, &x1, &a));
     if (model->delta != NULL) {
         fsdp_tensor_release(x);
@@ -85,9 +87,10 @@ static fsdp_status block_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsd
     }
     FSDP_TRY(attention_branch(m, b, tape, a, &attention));
     FSDP_TRY(fsdpi_layer_norm_residual(m->child[LN_2], tape, x1, attention, &x2, &a));
-    fsdp_tensor_release(x1);
+    if (model->running || x1 != x) fsdp_tensor_release(x1); /* by itself: x is the caller's */
     fsdp_tensor_release(attention);
     FSDP_TRY(mlp_branch(m, b, tape, a, &mlp));
+    if (!model->running) return fsdp_op_add(tape, x2, mlp, out);
     model->delta = mlp;
     *out = x2;
     return FSDP_OK;
@@ -124,11 +127,9 @@ static fsdp_status head(fsdp_module *root, fsdp_model *model, fsdp_tape *tape, f
     return fsdpi_module_leave(owner, tape);
 }
 
-static fsdp_status root_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp_tensor *ids, fsdp_tensor **out)
+static fsdp_status run_root(fsdp_module *m, fsdp_model *model, fsdp_tape *tape, fsdp_tensor *ids, fsdp_tensor **out)
 {
-    fsdp_model *model = ctx;
     fsdp_tensor *x, *y, *sum;
-    model->delta = NULL;
     FSDP_TRY(embed(m, model, tape, ids, &x));
     for (int i = 0; i < m->child[H]->children; i++) FSDP_TRY(fsdp_forward(m->child[H]->child[i], tape, x, &x));
     FSDP_TRY(fsdpi_layer_norm_residual(m->child[LN_F], tape, x, model->delta, &sum, &y));
@@ -140,6 +141,17 @@ static fsdp_status root_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp
     FSDP_TRY(head(m, model, tape, y, out));
     fsdp_tensor_release(y);
     return FSDP_OK;
+}
+
+static fsdp_status root_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp_tensor *ids, fsdp_tensor **out)
+{
+    fsdp_model *model = ctx;
+    model->delta = NULL;
+    model->running = true;
+    fsdp_status st = run_root(m, model, tape, ids, out);
+    model->delta = NULL; /* of this tape: it must not outlive it */
+    model->running = false;
+    return st;
 }
 
 /* A list of modules is not run itself; its children are. */
@@ -348,7 +360,6 @@ static fsdp_status run(fsdp_model *model, fsdp_tape *tape, fsdp_tensor *ids, fsd
     fsdp_status st = fsdp_forward(model->module, tape, ids, out);
     model->labels = NULL;
     model->cache = NULL;
-    model->delta = NULL;
     return st;
 }
 

@@ -167,7 +167,8 @@ fsdp_status fsdp_model_load(fsdp_model *model, const char *path)
     fsdp_status st = fsdp_safetensors_open(&files, path);
     if (st == FSDP_OK) st = check_files(model, files, path);
     st = fsdp_comm_agree(model->comm, st);
-    fsdp_unit_list units = fsdp_module_units(model->module);
+    fsdp_unit_list units = { 0 };
+    if (st == FSDP_OK) st = fsdpi_module_units(model->module, &units);
     for (int i = 0; i < units.count && st == FSDP_OK; i++) st = load_unit(model, files, units.units[i]);
     fsdp_safetensors_close(files);
     return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);

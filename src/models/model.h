@@ -25,6 +25,7 @@ struct fsdp_model {
     fsdpi_kv_cache *cache;
     /* The residual stream is a pair between blocks: x and what is still to be added to it. */
     fsdp_tensor *delta;
+    bool running; /* within the root's forward */
 };
 
 /* Scores of the last of `count` new positions only, [1, V]: adds them to the cache. ids: i32 [1, count]. */

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "shard/unit.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* How a parameter is to be drawn, by kind. */
@@ -130,6 +131,21 @@ static fsdp_status note_param(fsdpi_parameter *p, const char *name, void *arg)
     return FSDP_OK;
 }
 
+/* A parameter that lies in a unit around m: nobody below m would fill it. */
+typedef struct outside {
+    fsdp_unit_list inside;
+} outside;
+
+static fsdp_status check_inside(fsdpi_parameter *p, const char *name, void *arg)
+{
+    const fsdp_unit_list *l = &((outside *)arg)->inside;
+    if (p->unit == NULL) return FSDP_OK;
+    for (int i = 0; i < l->count; i++)
+        if (l->units[i] == p->unit) return FSDP_OK;
+    FSDP_FAIL(FSDP_ERR_INVALID, "fsdp_module_init_keyed: parameter \"%s\" is in unit \"%s\", which is around the module: initialise the module that has that unit",
+              name, fsdp_unit_name(p->unit));
+}
+
 static fsdp_status init_unit(fsdp_module *m, keyed_init *k)
 {
     int n = fsdp_unit_param_count(k->unit);
@@ -148,18 +164,35 @@ static fsdp_status init_unit(fsdp_module *m, keyed_init *k)
 fsdp_status fsdp_module_init_keyed(fsdp_module *m, fsdp_init_kind kind, uint64_t seed)
 {
     FSDP_TRY(check_kind(kind));
+    fsdp_unit_list units;
+    FSDP_TRY(fsdpi_module_units(m, &units));
+    FSDP_TRY(fsdpi_module_each_param(m, check_inside, &(outside){ units }));
     FSDP_TRY(fsdpi_module_each_param(m, note_param, &(keyed_init){ .kind = kind, .seed = seed })); /* those in no unit */
-    fsdp_unit_list units = fsdp_module_units(m);
     for (int i = 0; i < units.count; i++) FSDP_TRY(init_unit(m, &(keyed_init){ .kind = kind, .seed = seed, .unit = units.units[i] }));
+    return FSDP_OK;
+}
+
+/* By walking: a list that the program goes through must not be replaced under it. */
+typedef struct search {
+    int wanted, at;
+    const fsdpi_parameter *found;
+    char name[512];
+} search;
+
+static fsdp_status find_param(fsdpi_parameter *p, const char *name, void *arg)
+{
+    search *s = arg;
+    if (s->at++ != s->wanted) return FSDP_OK;
+    s->found = p;
+    snprintf(s->name, sizeof(s->name), "%s", name);
     return FSDP_OK;
 }
 
 fsdp_status fsdp_module_read_param(fsdp_module *m, int i, float *out)
 {
-    const fsdp_module_param_info *info;
-    int n;
-    FSDP_TRY(fsdp_module_params(m, &info, &n));
-    FSDP_FAIL_IF(i < 0 || i >= n, FSDP_ERR_INVALID, "fsdp_module_read_param: there are %d parameters, not one with number %d", n, i);
-    FSDP_FAIL_IF(info[i].unit == NULL, FSDP_ERR_STATE, "fsdp_module_read_param: parameter \"%s\" is in no unit", info[i].name);
-    return fsdp_unit_read_param(info[i].unit, info[i].index, out);
+    search s = { .wanted = i };
+    FSDP_TRY(fsdpi_module_each_param(m, find_param, &s));
+    FSDP_FAIL_IF(s.found == NULL, FSDP_ERR_INVALID, "fsdp_module_read_param: there are %d parameters, not one with number %d", s.at, i);
+    FSDP_FAIL_IF(s.found->unit == NULL, FSDP_ERR_STATE, "fsdp_module_read_param: parameter \"%s\" is in no unit", s.name);
+    return fsdp_unit_read_param(s.found->unit, s.found->index, out);
 }

@@ -4,6 +4,7 @@
 #include "nn/module.h"
 
 #include "base/alloc.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -40,6 +41,7 @@ static fsdp_status linear_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fs
 
 fsdp_status fsdp_linear(fsdp_module **out, int64_t in, int64_t outputs, const fsdp_linear_opts *opts)
 {
+    FSDP_TRY(fsdpi_check_activation("fsdp_linear", opts != NULL ? opts->activation : FSDP_ACT_NONE));
     FSDP_FAIL_IF(in < 1 || outputs < 1, FSDP_ERR_INVALID, "fsdp_linear: %lld inputs and %lld outputs: at least 1 of each", (long long)in, (long long)outputs);
     fsdp_linear_opts *o;
     FSDPI_NEW(o, 1);
@@ -119,6 +121,7 @@ static fsdp_status activation_forward(fsdp_module *m, void *ctx, fsdp_tape *tape
 fsdp_status fsdp_activation_module(fsdp_module **out, fsdp_activation activation)
 {
     fsdp_activation *a;
+    FSDP_TRY(fsdpi_check_activation("fsdp_activation_module", activation));
     FSDPI_NEW(a, 1);
     *a = activation;
     return make(out, "activation", activation_forward, a);

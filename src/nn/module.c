@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "shard/pass.h"
 #include "shard/runtime.h"
 #include "shard/unit.h"
 
@@ -38,6 +39,15 @@ static float *param_grad(void *ctx, int index, float *beta)
     return NULL;
 }
 
+/* A unit that is sharded at the end of its forward is whole again only when its backward begins. */
+static bool param_stays(void *ctx, const fsdp_tape *tape)
+{
+    const fsdpi_parameter *p = ctx;
+    if (p->unit == NULL || fsdp_unit_mode(p->unit) != FSDP_MODE_FULL) return true;
+    const fsdpi_use *use = fsdpi_pass_find(tape->pass, p->unit);
+    return use != NULL && use->was_root;
+}
+
 static void free_param(fsdpi_parameter *p)
 {
     if (p == NULL) return;
@@ -46,8 +56,18 @@ static void free_param(fsdpi_parameter *p)
     fsdpi_free(p);
 }
 
+static fsdp_status check_param(const fsdp_module *m, const fsdp_param *param, fsdp_param_init init)
+{
+    FSDP_FAIL_IF(param == NULL || param->name == NULL || param->name[0] == '\0', FSDP_ERR_INVALID, "module %s: a parameter without a name", m->type);
+    FSDP_FAIL_IF((unsigned)init > FSDP_PARAM_NORMAL, FSDP_ERR_INVALID, "module %s, parameter \"%s\": init %d: there is no such one", m->type, param->name, (int)init);
+    for (int i = 0; i < m->params; i++)
+        FSDP_FAIL_IF(strcmp(m->param[i]->info.name, param->name) == 0, FSDP_ERR_INVALID, "module %s has a parameter \"%s\" already", m->type, param->name);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_module_add_param(fsdp_module *m, const fsdp_param *param, fsdp_param_init init, float scale)
 {
+    FSDP_TRY(check_param(m, param, init));
     fsdpi_parameter *p;
     FSDPI_NEW(p, 1);
     p->info = *param;
@@ -55,7 +75,7 @@ fsdp_status fsdp_module_add_param(fsdp_module *m, const fsdp_param *param, fsdp_
     p->init = init;
     p->scale = scale;
     p->is_bias_or_norm = init == FSDP_PARAM_ONES || init == FSDP_PARAM_ZEROS || param->ndim < 2;
-    p->source = (fsdpi_source){ .data = param_data, .grad = param_grad, .ctx = p };
+    p->source = (fsdpi_source){ .data = param_data, .grad = param_grad, .stays = param_stays, .ctx = p };
     p->tensor.source = &p->source;
     p->tensor.needs_grad = true;
     fsdp_status st = p->info.name != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a parameter");
@@ -87,6 +107,8 @@ static fsdp_status adopt(fsdp_module *m, fsdp_module *child, const char *name)
 {
     FSDP_FAIL_IF(child == NULL, FSDP_ERR_INVALID, "module %s: child \"%s\" is NULL", m->type, name);
     FSDP_FAIL_IF(child->parent != NULL, FSDP_ERR_INVALID, "module %s: child \"%s\" (%s) is in another module already", m->type, name, child->type);
+    for (int i = 0; i < m->children; i++)
+        FSDP_FAIL_IF(strcmp(m->child[i]->name, name) == 0, FSDP_ERR_INVALID, "module %s: two children are called \"%s\": their parameters could not be told apart", m->type, name);
     char *copy = fsdpi_strdup(name);
     FSDP_FAIL_IF(copy == NULL, FSDP_ERR_NOMEM, "no memory for a module");
     fsdpi_free(child->name);
@@ -100,6 +122,9 @@ fsdp_status fsdp_module_create(fsdp_module **out, const fsdp_module_opts *o)
 {
     fsdp_status st;
     FSDP_FAIL_IF(o == NULL || o->forward == NULL, FSDP_ERR_INVALID, "fsdp_module_create: no forward");
+    FSDP_FAIL_IF(o->child_count < 0 || (o->child_count > 0 && (o->children == NULL || o->names == NULL)), FSDP_ERR_INVALID,
+                 "fsdp_module_create: %d children, but no list of them, or of their names", o->child_count);
+    for (int i = 0; i < o->child_count; i++) FSDP_FAIL_IF(o->names[i] == NULL, FSDP_ERR_INVALID, "fsdp_module_create: child %d has no name", i);
     fsdp_module *m;
     FSDPI_NEW(m, 1);
     m->type = o->type != NULL ? o->type : "module";

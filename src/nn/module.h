@@ -42,11 +42,15 @@ struct fsdp_module {
     int hooks;
     /* Lists handed out by this module. */
     fsdp_unit **unit_list;
+    int unit_count;
     fsdp_module_param_info *param_list;
     char *param_names;
     fsdp_unit **summoned; /* units that fsdp_summon_begin() summoned, in order */
     int summoned_count;
 };
+
+/* fsdp_module_units(), with a status: no memory is not "no units". */
+fsdp_status fsdpi_module_units(fsdp_module *m, fsdp_unit_list *out);
 
 /* Visits m and all below, parents first. Stops at the first error. */
 typedef fsdp_status (*fsdpi_visit_fn)(fsdp_module *m, void *arg);

@@ -150,17 +150,30 @@ static fsdp_status list_unit(fsdp_module *m, void *arg)
     return FSDP_OK;
 }
 
-fsdp_unit_list fsdp_module_units(fsdp_module *m)
+fsdp_status fsdpi_module_units(fsdp_module *m, fsdp_unit_list *out)
 {
     unit_listing l = { 0 };
-    fsdp_status st = fsdpi_module_walk(m, count_unit, &l);
-    l.unit = fsdpi_calloc((size_t)l.count, sizeof(*l.unit));
-    if (st != FSDP_OK || l.unit == NULL) return (fsdp_unit_list){ NULL, 0 };
+    FSDP_TRY(fsdpi_module_walk(m, count_unit, &l));
+    FSDPI_NEW(l.unit, l.count);
     l.count = 0;
-    st = fsdpi_module_walk(m, list_unit, &l);
-    fsdpi_free(m->unit_list);
-    m->unit_list = l.unit;
-    return (fsdp_unit_list){ l.unit, st == FSDP_OK ? l.count : 0 };
+    fsdp_status st = fsdpi_module_walk(m, list_unit, &l);
+    if (st != FSDP_OK) {
+        fsdpi_free(l.unit);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    /* Somebody may still hold the list of before: it is replaced only where the tree was wrapped again. */
+    bool same = m->unit_list != NULL && m->unit_count == l.count && memcmp(m->unit_list, l.unit, (size_t)l.count * sizeof(*l.unit)) == 0;
+    fsdpi_free(same ? l.unit : m->unit_list);
+    if (!same) m->unit_list = l.unit;
+    m->unit_count = l.count;
+    *out = (fsdp_unit_list){ m->unit_list, m->unit_count };
+    return FSDP_OK;
+}
+
+fsdp_unit_list fsdp_module_units(fsdp_module *m)
+{
+    fsdp_unit_list l;
+    return fsdpi_module_units(m, &l) == FSDP_OK ? l : (fsdp_unit_list){ NULL, 0 };
 }
 
 /* ---- summon ---- */
@@ -187,8 +200,9 @@ static fsdp_status count_param(fsdpi_parameter *p, const char *name, void *arg)
 /* The units to summon for m: its own, those inside, and one around it that holds parameters of it. */
 static fsdp_status owners(fsdp_module *m, bool recurse, unit_listing *l)
 {
-    fsdp_unit_list inside = fsdp_module_units(m);
+    fsdp_unit_list inside;
     int params = 0;
+    FSDP_TRY(fsdpi_module_units(m, &inside));
     FSDP_TRY(fsdpi_module_each_param(m, count_param, &params));
     FSDPI_NEW(l->unit, inside.count + params);
     if (!recurse && m->unit != NULL) {

@@ -4,7 +4,8 @@
  *
  * It is computed when it is first wanted. When that is the backward, loss and gradients come out of one pass: for the
  * last layer of a language model, whose scores are never held all at once, that saves a matrix product out of four. A
- * program that reads the loss before it goes back pays for it. */
+ * program that reads the loss before it goes back pays for it; so does a weight in a unit that is sharded until the
+ * backward, since nobody could read the loss in between. */
 #include "ops/ops.h"
 
 #include "base/alloc.h"
@@ -63,7 +64,10 @@ static fsdp_status materialise(fsdp_tensor *loss)
 {
     pending_loss *p = pending_of(loss);
     if (p->done) return FSDP_OK;
-    FSDP_TRY(p->weight != NULL ? run_linear(loss, p, NULL, 0, NULL, 0) : run_scores(loss, p, NULL, 0));
+    fsdp_status st = p->weight != NULL ? run_linear(loss, p, NULL, 0, NULL, 0) : run_scores(loss, p, NULL, 0);
+    FSDP_FAIL_IF(st == FSDP_ERR_STATE, st, "the loss cannot be read now, since the end of another tape has sharded the unit of its weight: "
+                 "read it before that, or after fsdp_backward()");
+    FSDP_TRY(st);
     p->done = true;
     return FSDP_OK;
 }
@@ -123,6 +127,7 @@ static fsdp_status make(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *w, fsdp_te
         fsdpi_node_input(n, x);
         fsdpi_node_input(n, w);
         fsdpi_node_output(n, loss);
+        if (w != NULL && w->source != NULL && !w->source->stays(w->source->ctx, tape)) FSDP_TRY(materialise(loss));
     } else {
         FSDP_TRY(materialise(loss)); /* nothing to wait for; the unit may be resharded later */
         forget(p);

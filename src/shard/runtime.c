@@ -8,6 +8,9 @@
 
 static void destroy_devctx(fsdpi_devctx *d)
 {
+    /* Each may still wait for the other. */
+    if (d->compute != NULL) (void)!fsdp_stream_sync(d->compute);
+    if (d->comm != NULL) (void)!fsdp_stream_sync(d->comm);
     if (d->comm != d->compute) fsdpi_stream_destroy(d->comm);
     fsdpi_stream_destroy(d->compute);
     fsdpi_arena_destroy(d->gathered);

@@ -37,6 +37,8 @@ fsdp_status fsdpi_storage_restore(fsdpi_storage *s, fsdp_tape *tape);
 typedef struct fsdpi_source {
     const float *(*data)(void *ctx, int index);
     float *(*grad)(void *ctx, int index, float *beta);
+    /* Whether data() will still do until the tape goes back, without a scope of its module being open. */
+    bool (*stays)(void *ctx, const fsdp_tape *tape);
     void *ctx;
     int index;
 } fsdpi_source;
