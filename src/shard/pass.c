@@ -142,11 +142,11 @@ void fsdpi_pass_free(fsdp_pass *pass)
 }
 
 /* Units that this pass left whole, and those gathered ahead for a turn that did not come. Another pass that is still
- * open may want them: it gathers them again. */
-static fsdp_status reshard_idle(fsdpi_runtime *rt)
+ * open may want them: it gathers them again. all: also those that stay whole, as their gathers may not have run. */
+static fsdp_status reshard_idle(fsdpi_runtime *rt, bool all)
 {
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
-        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && u->mode != FSDP_MODE_OPTIMIZER);
+        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && (all || u->mode != FSDP_MODE_OPTIMIZER));
         if (idle) FSDP_TRY(fsdpi_unit_reshard(u));
     }
     return FSDP_OK;
@@ -196,7 +196,7 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
         if (pass->use[i].unit->pass == pass && pass->use[i].unit->gradient == FSDPI_GRAD_OPEN)
             FSDP_TRY(fsdpi_grad_post(pass->use[i].unit));
     FSDP_TRY(fsdpi_reduce_owed(rt, true));
-    FSDP_TRY(reshard_idle(rt));
+    FSDP_TRY(reshard_idle(rt, false));
     FSDP_TRY(prepare_commit(pass));
     /* Ranks have waited for each other's gradients; here they learn that all have come this way: the pass counts on
      * every rank, or on none. */
@@ -243,7 +243,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
         if (u->pass == pass) fsdpi_grad_discard(u);
     }
     unlink_pass(pass);
-    fsdp_status idle = reshard_idle(rt);
+    fsdp_status idle = reshard_idle(rt, pass->lost_work);
     fsdpi_pass_free(pass);
     return st != FSDP_OK ? st : idle;
 }
