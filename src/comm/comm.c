@@ -175,6 +175,7 @@ fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, cons
         FSDP_TRY(fsdpi_comm_check(comm, made));
         FSDP_FAIL(FSDP_ERR_COMM, "ranks %d and %d disagree in %s", comm->world_rank, comm->world_ranks[r], fsdpi_op_name(op));
     }
+    atomic_store_explicit(&me->met, made, memory_order_release);
     return FSDP_OK;
 }
 
@@ -452,6 +453,7 @@ fsdp_status fsdp_comm_reset(fsdp_comm *comm)
     if (attached != NULL) attached->quiesce(comm->attached);
     FSDP_TRY(meet(comm)); /* nobody is in an operation any more */
     atomic_store(&me->tags, 0);
+    atomic_store(&me->met, 0);
     comm->hash = 0;
     comm->exchanges = 0;
     fsdpi_counter_set(&me->arrived, 0);

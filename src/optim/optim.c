@@ -314,7 +314,11 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     if (o->count == 0) return FSDP_OK;
     double norm = 0, weight = 0;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
-    FSDP_TRY(fsdp_step_grad_norm(fsdp_optim_units(o), &norm, &weight));
+    fsdp_status st = fsdp_step_grad_norm(fsdp_optim_units(o), &norm, &weight);
+    if (st != FSDP_OK) { /* nothing was written: it can be done again */
+        fsdpi_step_leave(fsdp_optim_units(o));
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
     double scale = s.grad_scale != 0 ? (double)s.grad_scale : weight > 0 ? 1.0 / weight : 1.0;
     norm *= fabs(scale);
     if (!isfinite(norm)) return refuse_norm(o, norm);

@@ -78,12 +78,14 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     u->acc = fsdpi_calloc(1, sizeof(*u->acc));
     u->slices = fsdpi_calloc((size_t)count, sizeof(*u->slices));
     u->segments = fsdpi_calloc((size_t)count, sizeof(*u->segments));
+    u->own = fsdpi_calloc((size_t)count, sizeof(*u->own));
     u->edges = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*u->edges));
-    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
+    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->own == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
                  "no memory for unit \"%s\"", u->name);
     for (int r = 0; r <= u->layout.size; r++) u->edges[r] = (size_t)u->layout.edge[r] * sizeof(float);
     u->rounds = 1;
     u->slice_count = fsdpi_layout_cut(&u->layout, kept_from(u), kept_to(u), u->segments);
+    u->own_count = fsdpi_layout_cut(&u->layout, u->lo, u->hi, u->own);
     return FSDP_OK;
 }
 
@@ -190,6 +192,7 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_free(u->acc);
     fsdpi_free(u->slices);
     fsdpi_free(u->segments);
+    fsdpi_free(u->own);
     fsdpi_free(u->edges);
     fsdpi_free(u->name);
     fsdpi_free(u);
