@@ -309,11 +309,16 @@ fsdp_status fsdp_comm_agree(fsdp_comm *comm, fsdp_status mine)
     if (mine != FSDP_OK) snprintf(me.message, sizeof(me.message), "%s", raised ? fsdp_last_error_message() : fsdp_status_name(mine));
     count_exchange(comm);
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_AGREE, NULL, &me, sizeof(me)));
+    bool alike = true; /* then it is no rank's in particular */
+    for (int r = 1; r < comm->size && alike; r++) {
+        const opinion *a = fsdpi_comm_told(comm, 0), *b = fsdpi_comm_told(comm, r);
+        alike = a->st == b->st && strcmp(a->message, b->message) == 0;
+    }
     for (int r = 0; r < comm->size; r++) {
         const opinion *o = fsdpi_comm_told(comm, r);
         if (o->st == FSDP_OK) continue;
         fsdp_status st = o->st;
-        if (comm->size == 1 || o->shared) (void)fsdp_error_raise(st, __func__, __FILE__, __LINE__, "%s", o->message);
+        if (alike || o->shared) (void)fsdp_error_raise(st, __func__, __FILE__, __LINE__, "%s", o->message);
         else (void)fsdp_error_raise(st, __func__, __FILE__, __LINE__, "rank %d: %s", comm->world_ranks[r], o->message);
         fsdpi_error_set_shared();
         return st;

@@ -106,12 +106,22 @@ static fsdp_status advance(generation *g)
     return extend(g->m, &g->cache, g->context + g->cache.length, g->count - g->cache.length, g->scores);
 }
 
+static fsdp_status check_scores(const generation *g, int64_t made)
+{
+    for (int64_t i = 0; i < g->m->config.vocab_size; i++)
+        FSDP_FAIL_IF(!isfinite(g->scores[i]), FSDP_ERR_NONFINITE,
+                     "generation: after %lld tokens the model's scores are not numbers (that of token %lld is %g): its training has diverged, or its file is damaged",
+                     (long long)made, (long long)i, (double)g->scores[i]);
+    return FSDP_OK;
+}
+
 static fsdp_status loop(generation *g, const fsdp_generate_opts *o, fsdp_token_fn fn, void *arg)
 {
     fsdp_rng rng;
     fsdp_rng_init(&rng, o->seed);
     for (int64_t i = 0; i < o->tokens; i++) {
         FSDP_TRY(advance(g));
+        FSDP_TRY(check_scores(g, i));
         int32_t token = choose(g->candidates, g->m->config.vocab_size, g->scores, o, &rng);
         if (fn != NULL) FSDP_TRY(fn(token, arg));
         g->context[g->count++] = token;

@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "format/fileio.h"
+#include "format/shown.h"
 
 #include <fsdp/safetensors.h>
 
@@ -38,6 +39,13 @@ static const fsdp_safetensors_tensor *find(const fsdp_safetensors *files, const 
     if (t != NULL) return t;
     snprintf(with, sizeof(with), "%s%s", prefix, name);
     return fsdp_safetensors_find(files, with);
+}
+
+static bool has_both(const fsdp_safetensors *files, const char *name)
+{
+    char with[600];
+    snprintf(with, sizeof(with), "%s%s", prefix, name);
+    return fsdp_safetensors_find(files, name) != NULL && fsdp_safetensors_find(files, with) != NULL;
 }
 
 /* ---- what a file lacks or has too much of, all in one message ---- */
@@ -109,23 +117,23 @@ static bool is_param(const fsdp_module_param_info *p, int n, const char *name)
     return false;
 }
 
-static fsdp_status check_files(fsdp_model *m, const fsdp_safetensors *files, const char *path)
+static fsdp_status check_files(fsdp_model *m, const fsdp_safetensors *files, const char *path, const fsdp_module_param_info *p, int n)
 {
-    const fsdp_module_param_info *p;
-    int n;
     complaint c = { .used = 0 };
-    FSDP_TRY(fsdp_module_params(m->module, &p, &n));
     for (int i = 0; i < n; i++) {
         const fsdp_safetensors_tensor *t = find(files, p[i].name);
-        if (t == NULL) complain(&c, "\"%s\" is missing", p[i].name);
+        if (t == NULL && strcmp(p[i].name, "lm_head.weight") == 0)
+            complain(&c, "\"lm_head.weight\" is missing, and the config has \"tie_word_embeddings\": false; with true the embedding serves as the head");
+        else if (t == NULL) complain(&c, "\"%s\" is missing", p[i].name);
         else compare(&c, &p[i], t);
+        if (t != NULL && has_both(files, p[i].name)) complain(&c, "\"%s\" is there twice, with and without \"%s\"", p[i].name, prefix);
     }
     for (int64_t i = 0; i < fsdp_safetensors_count(files); i++) {
         const fsdp_safetensors_tensor *t = fsdp_safetensors_at(files, i);
         const char *name = our_name(t->name);
         if (is_mask(name) || is_param(p, n, name)) continue;
         if (strcmp(name, "lm_head.weight") == 0 && m->config.tie_word_embeddings) FSDP_TRY(check_head(files, t, &c));
-        else complain(&c, "\"%s\" is not of this model", t->name);
+        else complain(&c, "\"%s\" is not of this model", fsdpi_show(t->name).s);
     }
     FSDP_FAIL_IF(c.count > 0, FSDP_ERR_FORMAT, "%s does not fit the model: %s%s", path, c.text, c.count > 12 ? "; and more" : "");
     return FSDP_OK;
@@ -133,11 +141,26 @@ static fsdp_status check_files(fsdp_model *m, const fsdp_safetensors *files, con
 
 /* ---- load ---- */
 
+/* Everything that a load needs memory for, and all checks, come before ranks agree to begin: a fill is collective. */
 typedef struct loading {
-    const fsdp_safetensors *files;
-    fsdp_unit *unit;
-    const fsdp_safetensors_tensor **tensor; /* of each parameter of the unit */
+    fsdp_safetensors *files;
+    fsdp_unit_list units;
+    const fsdp_module_param_info *param;
+    int params;
+    const fsdp_safetensors_tensor **tensor; /* of each parameter of the unit that is being filled */
 } loading;
+
+static fsdp_status prepare_load(loading *l, fsdp_model *m, const char *path)
+{
+    int most = 0;
+    FSDP_TRY(fsdp_module_params(m->module, &l->param, &l->params));
+    FSDP_TRY(fsdpi_module_units(m->module, &l->units));
+    FSDP_TRY(fsdp_safetensors_open(&l->files, path));
+    FSDP_TRY(check_files(m, l->files, path, l->param, l->params));
+    for (int i = 0; i < l->units.count; i++) most = fsdp_unit_param_count(l->units.units[i]) > most ? fsdp_unit_param_count(l->units.units[i]) : most;
+    FSDPI_NEW(l->tensor, most);
+    return FSDP_OK;
+}
 
 static fsdp_status fill(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
 {
@@ -146,31 +169,21 @@ static fsdp_status fill(const char *name, int param, int64_t first, int64_t nume
     return fsdp_safetensors_read_f32(l->files, l->tensor[param], first, numel, out);
 }
 
-static fsdp_status load_unit(fsdp_model *m, const fsdp_safetensors *files, fsdp_unit *u)
+static fsdp_status load_unit(loading *l, fsdp_unit *u)
 {
-    const fsdp_module_param_info *p;
-    int n;
-    loading l = { .files = files, .unit = u };
-    FSDP_TRY(fsdp_module_params(m->module, &p, &n));
-    FSDPI_NEW(l.tensor, fsdp_unit_param_count(u));
-    for (int i = 0; i < n; i++)
-        if (p[i].unit == u) l.tensor[p[i].index] = find(files, p[i].name);
-    fsdp_status st = fsdp_unit_fill(u, fill, &l);
-    fsdpi_free(l.tensor);
-    return st;
+    for (int i = 0; i < l->params; i++)
+        if (l->param[i].unit == u) l->tensor[l->param[i].index] = find(l->files, l->param[i].name);
+    return fsdp_unit_fill(u, fill, l);
 }
 
 fsdp_status fsdp_model_load(fsdp_model *model, const char *path)
 {
     FSDP_FAIL_IF(model->comm == NULL, FSDP_ERR_STATE, "fsdp_model_load: wrap the model first: nothing holds its parameters yet");
-    fsdp_safetensors *files = NULL;
-    fsdp_status st = fsdp_safetensors_open(&files, path);
-    if (st == FSDP_OK) st = check_files(model, files, path);
-    st = fsdp_comm_agree(model->comm, st);
-    fsdp_unit_list units = { 0 };
-    if (st == FSDP_OK) st = fsdpi_module_units(model->module, &units);
-    for (int i = 0; i < units.count && st == FSDP_OK; i++) st = load_unit(model, files, units.units[i]);
-    fsdp_safetensors_close(files);
+    loading l = { 0 };
+    fsdp_status st = fsdp_comm_agree(model->comm, prepare_load(&l, model, path));
+    for (int i = 0; st == FSDP_OK && i < l.units.count; i++) st = load_unit(&l, l.units.units[i]);
+    fsdp_safetensors_close(l.files);
+    fsdpi_free(l.tensor);
     return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }
 
@@ -199,45 +212,60 @@ static fsdp_status open_writer(fsdp_safetensors_writer **out, const char *folder
     return st;
 }
 
-/* Every rank takes part in the gather; rank 0 writes. An error of rank 0 is held until all have gone through. */
-static fsdp_status save_params(fsdp_model *m, const fsdp_module_param_info *p, int n, fsdp_safetensors_writer *w, fsdp_status st)
+/* A save as one rank sees it: rank 0 writes. */
+typedef struct saving {
+    const fsdp_module_param_info *param;
+    int params;
+    bool writes;
+    fsdp_safetensors_writer *writer;
+    float *host; /* room for the largest parameter */
+} saving;
+
+static fsdp_status prepare_save(saving *s, fsdp_model *m, const char *folder)
 {
-    bool writes = fsdp_comm_rank(m->comm) == 0;
-    float *host = NULL;
     int64_t most = 0;
-    for (int i = 0; i < n; i++) most = fsdp_unit_param_numel(p[i].unit, p[i].index) > most ? fsdp_unit_param_numel(p[i].unit, p[i].index) : most;
-    if (writes && st == FSDP_OK) {
-        host = fsdpi_calloc((size_t)most, sizeof(*host));
-        if (host == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a parameter of %lld elements", (long long)most);
+    FSDP_TRY(fsdp_module_params(m->module, &s->param, &s->params));
+    if (!s->writes) return FSDP_OK;
+    FSDP_TRY(open_writer(&s->writer, folder, s->param, s->params));
+    for (int i = 0; i < s->params; i++) {
+        int64_t numel = fsdp_unit_param_numel(s->param[i].unit, s->param[i].index);
+        most = numel > most ? numel : most;
     }
-    FSDP_TRY(fsdp_comm_agree(m->comm, st));
-    for (int i = 0; i < n && st == FSDP_OK; i++) {
-        fsdp_status read = fsdp_unit_read_param(p[i].unit, p[i].index, host);
-        if (read == FSDP_OK && writes) st = fsdp_safetensors_writer_write_f32(w, i, 0, fsdp_unit_param_numel(p[i].unit, p[i].index), host);
-        else st = read;
-        if (read != FSDP_OK) break;
-        if (st != FSDP_OK || i % 16 == 15) st = fsdp_comm_agree(m->comm, st);
+    FSDPI_NEW(s->host, most);
+    return FSDP_OK;
+}
+
+/* Every rank takes part in the gathers. An error of rank 0's writing is held until the ranks agree: if it stopped before that,
+ * they would wait for each other. */
+static fsdp_status save_params(saving *s, fsdp_comm *comm)
+{
+    fsdp_status st = FSDP_OK, written = FSDP_OK;
+    for (int i = 0; i < s->params && st == FSDP_OK; i++) {
+        const fsdp_module_param_info *p = &s->param[i];
+        st = fsdp_unit_read_param(p->unit, p->index, s->host);
+        if (st == FSDP_OK && written == FSDP_OK && s->writes) written = fsdp_safetensors_writer_write_f32(s->writer, i, 0, fsdp_unit_param_numel(p->unit, p->index), s->host);
+        if (st == FSDP_OK && (i % 16 == 15 || i == s->params - 1)) st = fsdp_comm_agree(comm, written);
     }
-    fsdpi_free(host);
     return st;
+}
+
+static fsdp_status finish_save(saving *s, fsdp_model *m, const char *folder)
+{
+    char path[4096];
+    if (!s->writes) return FSDP_OK;
+    snprintf(path, sizeof(path), "%s/config.json", folder);
+    FSDP_TRY(fsdp_gpt2_config_write(&m->config, path));
+    return fsdp_safetensors_writer_finish(s->writer);
 }
 
 fsdp_status fsdp_model_save(fsdp_model *model, const char *folder)
 {
     FSDP_FAIL_IF(model->comm == NULL, FSDP_ERR_STATE, "fsdp_model_save: the model is not wrapped: nothing holds its parameters");
-    const fsdp_module_param_info *p;
-    int n;
-    fsdp_safetensors_writer *w = NULL;
-    FSDP_TRY(fsdp_module_params(model->module, &p, &n));
-    bool writes = fsdp_comm_rank(model->comm) == 0;
-    fsdp_status st = writes ? open_writer(&w, folder, p, n) : FSDP_OK;
-    st = save_params(model, p, n, w, st);
-    if (st == FSDP_OK && writes) {
-        char path[4096];
-        snprintf(path, sizeof(path), "%s/config.json", folder);
-        st = fsdp_gpt2_config_write(&model->config, path);
-        if (st == FSDP_OK) st = fsdp_safetensors_writer_finish(w);
-    }
-    fsdp_safetensors_writer_close(w);
-    return fsdp_comm_agree(model->comm, st);
+    saving s = { .writes = fsdp_comm_rank(model->comm) == 0 };
+    fsdp_status st = fsdp_comm_agree(model->comm, prepare_save(&s, model, folder));
+    if (st == FSDP_OK) st = save_params(&s, model->comm);
+    if (st == FSDP_OK) st = fsdp_comm_agree(model->comm, finish_save(&s, model, folder));
+    fsdp_safetensors_writer_close(s.writer);
+    fsdpi_free(s.host);
+    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }

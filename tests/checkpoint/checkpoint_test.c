@@ -3,6 +3,7 @@
  * Checkpoints: what was saved on R ranks is loaded on any other number, in any mode, to the bit; what does not fit, is missing or
  * damaged is refused by name and changes nothing; a save that fails leaves the older ones as they were, and nothing of its own. */
 #include "format/scratch.h"
+#include "support/fault_write.h"
 #include "support/testing.h"
 #include "support/tiny_gpt.h"
 
@@ -724,6 +725,60 @@ static void test_no_room(void **state)
     fsdp_checkpoint_destroy(c);
 }
 
+/* ---- a disk that is full after any number of bytes, on any rank ---- */
+
+typedef struct full_disk {
+    const char *folder;
+    int rank;
+    long room, piece;
+} full_disk;
+
+static fsdp_status save_until_full(fsdp_comm *world, void *arg)
+{
+    const full_disk *d = arg;
+    saved_run r;
+    char path[600];
+    FSDP_TRY(open_run(&r, world, &(tiny_gpt_opts){ 0 }));
+    FSDP_TRY(fsdp_checkpoint_save(r.c, d->folder, 1, 0));
+    if (fsdp_comm_rank(world) == d->rank) {
+        fault_write.room = d->room;
+        fault_write.piece = d->piece;
+    }
+    fsdp_status st = fsdp_checkpoint_save(r.c, d->folder, 2, 0);
+    fault_write.room = -1;
+    double worst = st;
+    rank_check(st == FSDP_OK || (st == FSDP_ERR_IO && strstr(fsdp_last_error_message(), ".step-00000002.tmp/") != NULL));
+    rank_check(st == FSDP_OK || strstr(fsdp_last_error_message(), "bytes are free") != NULL);
+    FSDP_TRY(fsdp_comm_max(world, &worst, 1));
+    rank_check(worst == (double)st);
+    rank_check((st == FSDP_OK) == (d->room < 0));
+    rank_check(latest(d->folder) == (st == FSDP_OK ? 2 : 1));
+    snprintf(path, sizeof(path), "%s/.step-00000002.tmp", d->folder);
+    FSDP_TRY(fsdp_comm_barrier(world));
+    rank_check(!there(path));
+    snprintf(path, sizeof(path), "%s/step-%08d", d->folder, st == FSDP_OK ? 2 : 1);
+    FSDP_TRY(fsdp_checkpoint_load(r.c, path));
+    close_run(&r);
+    return FSDP_OK;
+}
+
+static void test_full_at_any_byte(void **state)
+{
+    (void)state;
+    char *folder = strdup(scratch("full-at"));
+    full_disk d = { .folder = folder };
+    for (d.rank = 0; d.rank < 2; d.rank++)
+        for (d.room = -1; d.room < (d.rank == 0 ? 22000 : 8000); d.room += d.room < 40 ? 13 : 1777) {
+            d.piece = d.room % 3 == 1 ? 1000 : 0; /* writes that write less than they were asked to are no errors */
+            if (fsdp_launch(&(fsdp_launch_opts){ .ranks = 2, .threads = 1, .timeout_s = 20 }, save_until_full, &d) != FSDP_OK)
+                fail_msg("rank %d, room for %ld bytes: %s", d.rank, d.room, fsdp_last_error());
+            char command[700];
+            snprintf(command, sizeof(command), "rm -rf %s", folder);
+            assert_int_equal(system(command), 0);
+        }
+    free(folder);
+}
+
 /* ---- no memory, on one rank ---- */
 
 typedef struct hungry {
@@ -826,6 +881,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_folders, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_prune, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_no_room, set_up, tear_down),
+        cmocka_unit_test(test_full_at_any_byte),
         cmocka_unit_test(test_allocations_that_fail),
         cmocka_unit_test_setup_teardown(test_many_entries, set_up, tear_down),
     };
