@@ -53,7 +53,13 @@ static fsdp_status check_list(fsdp_unit_list units, fsdpi_event ev)
 {
     FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "%s: no list of units",
                  fsdpi_event_call(ev));
-    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_life_allows(units.units[i], ev, NULL));
+    for (int i = 0; i < units.count; i++) units.units[i]->rt->mark++; /* a mark that no unit of any communicator has */
+    for (int i = 0; i < units.count; i++) {
+        fsdp_unit *u = units.units[i];
+        FSDP_FAIL_IF(u->listed == u->rt->mark, FSDP_ERR_INVALID, "%s: unit \"%s\" is in the list twice", fsdpi_event_call(ev), u->name);
+        u->listed = u->rt->mark;
+        FSDP_TRY(fsdpi_life_allows(u, ev, NULL));
+    }
     return FSDP_OK;
 }
 
