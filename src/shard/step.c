@@ -201,7 +201,6 @@ static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 static fsdp_status combine(fsdp_comm *comm, const norm_part *mine, double *squares, double *weight)
 {
     norm_part total = { 0 };
-    if (comm->size > 1) comm->stats.exchanges++;
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine)));
     for (int r = 0; r < comm->size; r++) {
         norm_part told = *(const norm_part *)fsdpi_comm_told(comm, r);
