@@ -92,6 +92,10 @@ static fsdp_status check_list(fsdp_unit_list units)
         for (int j = 0; j < i; j++)
             FSDP_FAIL_IF(units.units[i] == units.units[j], FSDP_ERR_INVALID, "unit \"%s\" is in the optimizer's list twice",
                          fsdp_unit_name(units.units[i]));
+    for (int i = 1; i < units.count; i++)
+        FSDP_FAIL_IF(fsdp_unit_comm(units.units[i]) != fsdp_unit_comm(units.units[0]), FSDP_ERR_UNSUPPORTED,
+                     "units \"%s\" and \"%s\" are of different communicators: give each an optimizer of its own", fsdp_unit_name(units.units[0]),
+                     fsdp_unit_name(units.units[i]));
     return FSDP_OK;
 }
 

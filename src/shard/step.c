@@ -53,7 +53,13 @@ static fsdp_status check_list(fsdp_unit_list units, fsdpi_event ev)
 {
     FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "%s: no list of units",
                  fsdpi_event_call(ev));
-    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_life_allows(units.units[i], ev, NULL));
+    for (int i = 0; i < units.count; i++) units.units[i]->rt->mark++; /* a mark that no unit of any communicator has */
+    for (int i = 0; i < units.count; i++) {
+        fsdp_unit *u = units.units[i];
+        FSDP_FAIL_IF(u->listed == u->rt->mark, FSDP_ERR_INVALID, "%s: unit \"%s\" is in the list twice", fsdpi_event_call(ev), u->name);
+        u->listed = u->rt->mark;
+        FSDP_TRY(fsdpi_life_allows(u, ev, NULL));
+    }
     return FSDP_OK;
 }
 
@@ -195,7 +201,6 @@ static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 static fsdp_status combine(fsdp_comm *comm, const norm_part *mine, double *squares, double *weight)
 {
     norm_part total = { 0 };
-    if (comm->size > 1) comm->stats.exchanges++;
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine)));
     for (int r = 0; r < comm->size; r++) {
         norm_part told = *(const norm_part *)fsdpi_comm_told(comm, r);

@@ -63,6 +63,7 @@ struct fsdp_unit {
     fsdpi_flat *grad_flat; /* mode none: reduced slices, gathered in a step */
     uint32_t grad_version;
 
+    uint64_t listed; /* a mark of the list that was looked at last */
     bool in_step;
     const float *step_grad; /* of the first element that this rank keeps; NULL: no gradients */
     float *step_whole;      /* mode none, transports that copy: arena block */
