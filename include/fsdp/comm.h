@@ -101,9 +101,11 @@ FSDP_API void fsdp_comm_set_phase(fsdp_comm *comm, const char *phase);
  * committed; parameters and committed gradients stay. FSDP_ERR_PEER where a rank is gone: nothing mends that. */
 FSDP_API fsdp_status fsdp_comm_reset(fsdp_comm *comm) FSDP_NODISCARD;
 
-/* What went over this communicator, of this rank, since it was made. */
+/* What went over this communicator, of this rank, since it was made. All 0 where there is one rank, but for copies of
+ * transport "copy". */
 typedef struct fsdp_comm_stats {
-    uint64_t gathers, reduces, publishes, exchanges; /* collectives by kind */
+    uint64_t gathers, reduces, publishes; /* collectives on units */
+    uint64_t exchanges; /* rounds in which all ranks told each other something: barriers, sums, ends of passes and steps */
     uint64_t gather_bytes, reduce_bytes; /* copied to or read from other ranks' memory; a zero-copy gather moves 0 */
     uint64_t wait_ns, copy_ns, reduce_ns; /* time in waits for other ranks, in copies, in adding gradients */
 } fsdp_comm_stats;

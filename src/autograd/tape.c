@@ -20,6 +20,7 @@ fsdp_status fsdpi_tape_create(fsdp_tape **out, fsdp_stream *stream, fsdpi_arena 
 static void release_node(fsdpi_node *n)
 {
     for (int i = 0; i < FSDPI_NODE_SAVED; i++) {
+        if (n->saved[i] != NULL) n->saved[i]->saves--;
         fsdpi_storage_release(n->saved[i]);
         n->saved[i] = NULL;
     }
@@ -116,8 +117,14 @@ void fsdp_tensor_release(fsdp_tensor *t)
 {
     if (t == NULL || t->tape == NULL) return;
     if (t->materialise != NULL) return; /* a loss: two numbers, which the end of the pass reads */
-    fsdpi_storage_release(t->storage);
+    fsdpi_storage *s = t->storage;
     t->storage = NULL;
+    if (s == NULL || s->refs == 1) {
+        fsdpi_storage_release(s);
+    } else {
+        s->refs--;
+        fsdpi_storage_economise(s);
+    }
 }
 
 fsdp_status fsdp_tensor_read(fsdp_tensor *t, void *out)
@@ -212,7 +219,9 @@ void fsdpi_node_output(fsdpi_node *n, fsdp_tensor *t)
 
 void fsdpi_node_save(fsdpi_node *n, int slot, fsdpi_storage *s)
 {
-    if (s != NULL) n->saved[slot] = fsdpi_storage_retain(s);
+    if (s == NULL) return;
+    n->saved[slot] = fsdpi_storage_retain(s);
+    s->saves++;
 }
 
 /* ---- gradients ---- */

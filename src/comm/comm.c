@@ -161,6 +161,7 @@ fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, cons
 {
     FSDPI_ASSERT(bytes <= FSDPI_SLOT);
     FSDP_TRY(fsdpi_comm_tag(comm, op, name, bytes));
+    if (comm->size > 1) comm->stats.exchanges++;
     uint32_t n = ++comm->exchanges;
     fsdpi_member *me = &comm->block->member[comm->rank];
     me->slot[n % 2].hash = comm->hash;
@@ -175,17 +176,13 @@ fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, cons
         FSDP_TRY(fsdpi_comm_check(comm, made));
         FSDP_FAIL(FSDP_ERR_COMM, "ranks %d and %d disagree in %s", comm->world_rank, comm->world_ranks[r], fsdpi_op_name(op));
     }
+    atomic_store_explicit(&me->met, made, memory_order_release);
     return FSDP_OK;
 }
 
 const void *fsdpi_comm_told(const fsdp_comm *comm, int rank)
 {
     return comm->block->member[rank].slot[comm->exchanges % 2].data;
-}
-
-static void count_exchange(fsdp_comm *comm)
-{
-    if (comm->size > 1) comm->stats.exchanges++;
 }
 
 static size_t chunk_at(size_t at, size_t bytes)
@@ -195,13 +192,11 @@ static size_t chunk_at(size_t at, size_t bytes)
 
 fsdp_status fsdp_comm_barrier(fsdp_comm *comm)
 {
-    count_exchange(comm);
     return fsdpi_comm_tell(comm, FSDPI_OP_BARRIER, NULL, NULL, 0);
 }
 
 fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out)
 {
-    count_exchange(comm);
     for (size_t at = 0; at == 0 || at < bytes; at += FSDPI_SLOT) {
         size_t n = chunk_at(at, bytes);
         FSDP_TRY(fsdpi_comm_tell(comm, op, name, n > 0 ? (const char *)in + at : NULL, n));
@@ -219,7 +214,6 @@ fsdp_status fsdp_comm_broadcast(fsdp_comm *comm, void *data, size_t bytes, int r
 {
     FSDP_FAIL_IF(root < 0 || root >= comm->size, FSDP_ERR_INVALID, "fsdp_comm_broadcast: root %d of %d ranks", root,
                  comm->size);
-    count_exchange(comm);
     for (size_t at = 0; at == 0 || at < bytes; at += FSDPI_SLOT) {
         size_t n = chunk_at(at, bytes);
         FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_BROADCAST, NULL, n > 0 ? (char *)data + at : NULL, n));
@@ -232,7 +226,6 @@ fsdp_status fsdp_comm_broadcast(fsdp_comm *comm, void *data, size_t bytes, int r
 static fsdp_status reduce_doubles(fsdp_comm *comm, fsdpi_op op, double *x, int n, double (*combine)(const fsdp_comm *comm, int i))
 {
     FSDP_FAIL_IF(n < 0 || (n > 0 && x == NULL), FSDP_ERR_INVALID, "%s of %d values", fsdpi_op_name(op), n);
-    count_exchange(comm);
     enum { ROOM = FSDPI_SLOT / sizeof(double) };
     for (int at = 0; at == 0 || at < n; at += ROOM) {
         int count = n - at < ROOM ? n - at : ROOM;
@@ -286,7 +279,6 @@ fsdp_status fsdp_comm_stop_agreed(fsdp_comm *comm, bool *stop)
     fsdpi_control *c = comm->world->control;
     atomic_store_explicit(&c->rank[comm->world_rank].polls_stop, 1, memory_order_relaxed);
     unsigned char mine = atomic_load(&c->stop) != 0, any = 0;
-    count_exchange(comm);
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_STOP, NULL, &mine, 1));
     for (int r = 0; r < comm->size; r++) any |= *(const unsigned char *)fsdpi_comm_told(comm, r);
     *stop = any;
@@ -306,7 +298,6 @@ fsdp_status fsdp_comm_agree(fsdp_comm *comm, fsdp_status mine)
     bool raised = fsdpi_error_status() == mine; /* or it is a bare status, and the last message is of something else */
     opinion me = { .st = mine, .shared = raised && fsdpi_error_is_shared() };
     if (mine != FSDP_OK) snprintf(me.message, sizeof(me.message), "%s", raised ? fsdp_last_error_message() : fsdp_status_name(mine));
-    count_exchange(comm);
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_AGREE, NULL, &me, sizeof(me)));
     bool alike = true; /* then it is no rank's in particular */
     for (int r = 1; r < comm->size && alike; r++) {
@@ -399,7 +390,6 @@ static fsdp_status share_block(fsdp_comm *comm, fsdp_status mine, const int *ran
 
 fsdp_status fsdp_comm_split(fsdp_comm *comm, int color, int key, fsdp_comm **out)
 {
-    count_exchange(comm);
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_SPLIT, NULL, &(wish){ color, key }, sizeof(wish)));
     fsdp_status st = FSDP_OK;
     int *ranks = fsdpi_calloc((size_t)comm->size, sizeof(*ranks)), rank = -1;
@@ -457,6 +447,7 @@ fsdp_status fsdp_comm_reset(fsdp_comm *comm)
     if (attached != NULL) attached->quiesce(comm->attached);
     FSDP_TRY(meet(comm)); /* nobody is in an operation any more */
     atomic_store(&me->tags, 0);
+    atomic_store(&me->met, 0);
     comm->hash = 0;
     comm->exchanges = 0;
     fsdpi_counter_set(&me->arrived, 0);

@@ -6,7 +6,11 @@
  * Tags. Every operation, whether it waits for others or not, appends one to this rank's ring, with a hash of all
  * before it. Where ranks meet (an exchange, the end of a pass), and in every wait that takes long, hashes at the same
  * position are compared; the first position that differs is what the message names. A rank may be at most
- * 3/8 of FSDPI_TAGS operations ahead of the slowest: so a position is still there when the others reach it. */
+ * 3/8 of FSDPI_TAGS operations ahead of the slowest: so a position is still there when the others reach it.
+ *
+ * Meetings. What is to count on all ranks or on none (the gradients of a pass, a step, new values) is decided by an
+ * exchange: a rank that gets through it knows that all have come to it, by the same way; and that they get through,
+ * too. */
 #ifndef FSDPI_COMM_H
 #define FSDPI_COMM_H
 
@@ -67,6 +71,7 @@ typedef struct fsdpi_member {
     fsdpi_counter arrived; /* exchanges that it has written */
     fsdpi_counter reset;   /* steps of fsdp_comm_reset(), FSDPI_RESET_STEPS each time; between them it is in one */
     _Alignas(64) _Atomic uint64_t tags; /* how many it has appended */
+    _Atomic uint64_t met;               /* as many as there were when it last met all others */
     fsdpi_tag ring[FSDPI_TAGS];
     _Alignas(64) struct {
         uint64_t hash; /* of the exchange's tag */
@@ -75,8 +80,7 @@ typedef struct fsdpi_member {
 } fsdpi_member;
 
 typedef struct fsdpi_block {
-    _Atomic int mismatch;    /* 1: mismatch_message and mismatch_at are complete */
-    uint64_t mismatch_at;    /* the first operation that differs, or that is not made any more */
+    _Atomic int mismatch;    /* 1: mismatch_message is complete */
     _Atomic int mismatch_by; /* rank + 1 of who writes it */
     char mismatch_message[1024];
     _Atomic int left; /* ranks that have destroyed the communicator: the last one gives the block back */
@@ -135,12 +139,12 @@ uint64_t fsdpi_comm_made(const fsdp_comm *comm);
 
 /* Waits for a counter of another rank, with all that a wait looks out for: abort, mismatch, a rank that has ended,
  * the long clock. made: fsdpi_comm_made() when the wait was launched. what: "gradient reduction of \"h.3\"". For any
- * thread. A wait of operations that all ranks make alike is not ended by what they do differently later: so what ranks
- * have committed is there, also on streams that are behind the host. */
+ * thread. A wait of operations after which the ranks have met is not ended by what they do differently later: so what
+ * they have committed at a meeting is there, also on streams that are behind the host. */
 fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, uint64_t made, const char *what);
 
-/* Whether something is known to be wrong with this rank's first `made` operations: abort, or a mismatch before that
- * many. Ranks that are behind a difference go on up to it: what others have done before it, they do too. */
+/* Whether something is known to be wrong with this rank's first `made` operations: abort, or a mismatch, unless ranks
+ * have met after them. */
 fsdp_status fsdpi_comm_check(fsdp_comm *comm, uint64_t made);
 /* Whether waiting for this rank still makes sense: abort, whether it has ended, whether the long clock has run out. */
 fsdp_status fsdpi_comm_check_peer(fsdp_comm *comm, int for_rank, int64_t waited_ns, const char *what);

@@ -100,7 +100,6 @@ static void report_mismatch(fsdp_comm *comm, int other, uint64_t upto)
     n += snprintf(to + n, size - (size_t)n, "; ");
     n += describe(to + n, size - (size_t)n, comm, upper, at);
     snprintf(to + n, size - (size_t)n, ". Every rank must make the same calls in the same order");
-    b->mismatch_at = at;
     atomic_store(&b->mismatch, 1);
 }
 
@@ -117,7 +116,6 @@ static void report_reset(fsdp_comm *comm, int other)
                      comm->world_ranks[other]);
     uint64_t mine = fsdpi_comm_made(comm);
     describe(b->mismatch_message + n, sizeof(b->mismatch_message) - (size_t)n, comm, comm->rank, mine > 0 ? mine - 1 : 0);
-    b->mismatch_at = tags_of(comm, other); /* it makes no more of them */
     atomic_store(&b->mismatch, 1);
 }
 
@@ -158,17 +156,15 @@ static bool is_resetting(const fsdp_comm *comm, int rank)
     return reset_of(comm, rank) % FSDPI_RESET_STEPS != 0;
 }
 
-/* How many operations all ranks make alike, for this rank's purposes: up to a difference, or to where a rank that
- * resets has stopped. They complete: who has not made one of them yet still does, and waits only for such. */
-static uint64_t made_alike(const fsdp_comm *comm)
+/* Up to the last meeting that one rank has got through, all ranks have done the same, and well. */
+static uint64_t met(const fsdp_comm *comm)
 {
-    uint64_t alike = comm->block->mismatch != 0 ? comm->block->mismatch_at : UINT64_MAX;
+    uint64_t most = 0;
     for (int r = 0; r < comm->size; r++) {
-        uint64_t both, stop = is_resetting(comm, r) ? tags_of(comm, r) : UINT64_MAX;
-        if (r != comm->rank && differ(comm, comm->rank, r, &both)) stop = first_difference(comm, comm->rank, r, both - 1);
-        alike = stop < alike ? stop : alike;
+        uint64_t m = atomic_load_explicit(&comm->block->member[r].met, memory_order_acquire);
+        most = m > most ? m : most;
     }
-    return alike;
+    return most;
 }
 
 fsdp_status fsdpi_comm_check(fsdp_comm *comm, uint64_t made)
@@ -180,7 +176,7 @@ fsdp_status fsdpi_comm_check(fsdp_comm *comm, uint64_t made)
     if (!resets && atomic_load_explicit(&b->mismatch_by, memory_order_acquire) == 0) return FSDP_OK;
     /* Its writer is at it; for long only where it has died, and then something else is wrong as well. */
     for (int64_t start = fsdpi_now_ns(); !resets && atomic_load(&b->mismatch) == 0 && fsdpi_now_ns() - start < 1000000000;) sched_yield();
-    if (made <= made_alike(comm)) return FSDP_OK;
+    if (made <= met(comm)) return FSDP_OK;
     FSDP_FAIL_IF(atomic_load(&b->mismatch) == 0, FSDP_ERR_COMM, "fsdp_comm_reset() was called");
     FSDP_FAIL(FSDP_ERR_COMM, "%s", b->mismatch_message);
 }

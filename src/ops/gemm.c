@@ -19,6 +19,7 @@
 #include "ops/pieces.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,19 +103,37 @@ static bool try_file(library *lib, const char *path, bool (*accept)(library *lib
     return true;
 }
 
+/* The folder `below` (relative) the file that this code is in: libfsdp.so, or the program. */
+static bool folder_of_ours(const char *below, char *to, size_t size)
+{
+    Dl_info where;
+    char file[PATH_MAX];
+    if (dladdr(&libraries, &where) == 0 || where.dli_fname == NULL || realpath(where.dli_fname, file) == NULL) return false;
+    char *slash = strrchr(file, '/');
+    if (slash == NULL) return false;
+    *slash = '\0';
+    return (size_t)snprintf(to, size, "%s/%s", file, below) < size;
+}
+
+/* First the one that was named; then the system's, which its distribution keeps; then the one that was installed with this
+ * library, wherever that tree is now; then the one that dev/setup.sh fetched for the build. */
 static void search(library *lib, const char *own_name, const char *const *system_names,
                    bool (*accept)(library *lib, void *handle, bool asked))
 {
     const char *named = getenv("FSDP_GEMM_LIB");
     if (named != NULL && named[0] != '\0') lib->found = try_file(lib, named, accept, true);
-    const char *const folders[] = { FSDPI_DEPS_LIBDIR, FSDPI_INSTALL_LIBDIR };
-    for (int i = 0; !lib->found && i < 2; i++) {
-        char path[512];
+    for (int i = 0; !lib->found && system_names[i] != NULL; i++)
+        lib->found = try_file(lib, system_names[i], accept, false);
+    char beside[PATH_MAX] = "", under[PATH_MAX] = "";
+    (void)folder_of_ours("fsdp", beside, sizeof(beside));            /* lib/libfsdp.so -> lib/fsdp */
+    (void)folder_of_ours("../lib/fsdp", under, sizeof(under));       /* bin/fsdp -> lib/fsdp */
+    const char *const folders[] = { beside, under, FSDPI_INSTALL_LIBDIR, FSDPI_DEPS_LIBDIR };
+    for (size_t i = 0; !lib->found && i < sizeof(folders) / sizeof(folders[0]); i++) {
+        char path[PATH_MAX + 64];
+        if (folders[i][0] == '\0') continue;
         snprintf(path, sizeof(path), "%s/%s", folders[i], own_name);
         lib->found = try_file(lib, path, accept, true);
     }
-    for (int i = 0; !lib->found && system_names[i] != NULL; i++)
-        lib->found = try_file(lib, system_names[i], accept, false);
 }
 
 static void note_path(library *lib, const void *fn)
@@ -273,9 +292,8 @@ static fsdpi_gemm_kind best_kind(void)
     fsdpi_gemm_kind kind = want != NULL && want[0] != '\0' ? wanted_kind(want) : FSDPI_GEMM_KINDS;
     if (kind != FSDPI_GEMM_KINDS) return kind;
     /* A file that was named goes before the order of kinds. */
-    if (file != NULL && file[0] != '\0' && fsdpi_gemm_available(FSDPI_GEMM_CBLAS) &&
-        strcmp(libraries[FSDPI_GEMM_CBLAS].info.path, file) == 0)
-        return FSDPI_GEMM_CBLAS;
+    for (kind = 0; file != NULL && file[0] != '\0' && kind < FSDPI_GEMM_REFERENCE; kind++)
+        if (fsdpi_gemm_available(kind) && strcmp(libraries[kind].info.path, file) == 0) return kind;
     for (kind = 0; !fsdpi_gemm_available(kind);) kind++;
     if (kind == FSDPI_GEMM_REFERENCE)
         fsdpi_log(FSDP_LOG_WARN, "no matrix library was found: products will be slow (docs/install.md)");
@@ -284,7 +302,9 @@ static fsdpi_gemm_kind best_kind(void)
 
 static void choose(void)
 {
-    chosen = &libraries[best_kind()];
+    fsdpi_gemm_kind kind = best_kind();
+    (void)fsdpi_gemm_available(kind); /* also where it was not asked for: fills its info */
+    chosen = &libraries[kind];
 }
 
 const fsdpi_gemm_info *fsdpi_gemm_get_info(void)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Matrix products: one interface over a kernel library that is found at run time. Products are cut into fixed blocks
- * of rows of the result, each computed by one thread, so that threads change no bits. */
+ * Matrix products: one interface over a kernel library that is found at run time. Products are cut by the shape of
+ * the result, and each piece is computed by one thread, so that threads change no bits. */
 #ifndef FSDPI_OPS_GEMM_H
 #define FSDPI_OPS_GEMM_H
 

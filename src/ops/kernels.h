@@ -21,7 +21,8 @@
 /* Which values are dropped is a function of (seed, step, sample, layer, element): the same on any rank, and again in
  * the backward. `sample` is the number of the sample in the global batch of the step, `layer` numbers the places in
  * the model where dropout happens, `element` counts within a sample. A value is kept, and multiplied by 1 / (1 - p),
- * where its 32 bits are >= p * 2^32. See base/philox.h for the counter. */
+ * where its 32 bits are >= p * 2^32. See base/philox.h for the counter, in which there is room for steps below 2^30 and
+ * elements below 2^34. */
 typedef struct fsdpi_dropout {
     float p; /* 0: off, nothing is drawn */
     uint64_t seed;

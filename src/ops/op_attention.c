@@ -11,7 +11,7 @@ enum { SAVED_QKV, SAVED_OUT, SAVED_LSE };
 static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
 {
     fsdpi_attention_backward_args a = { .f = *(fsdpi_attention_args *)n->attributes, .dout = fsdpi_grad_of(n->out[0]) };
-    FSDP_TRY(fsdpi_saved(n, SAVED_QKV, n->in[0], &a.f.qkv));
+    FSDP_TRY(fsdpi_saved(tape, n, SAVED_QKV, n->in[0], &a.f.qkv));
     a.f.out = n->saved[SAVED_OUT]->data;
     a.f.lse = n->saved[SAVED_LSE]->data;
     FSDP_TRY(fsdpi_grad_into(tape, n->in[0], &a.dqkv, &a.beta));

@@ -13,7 +13,7 @@ static fsdp_status like(fsdp_tensor **out, fsdp_tape *tape, const fsdp_tensor *x
 static fsdp_status activation_backward(fsdp_tape *tape, fsdpi_node *n)
 {
     fsdpi_activation_args a = { .dy = fsdpi_grad_of(n->out[0]), .numel = n->out[0]->numel, .act = *(fsdpi_activation *)n->attributes };
-    FSDP_TRY(fsdpi_saved(n, 0, n->in[0], &a.x));
+    FSDP_TRY(fsdpi_saved(tape, n, 0, n->in[0], &a.x));
     FSDP_TRY(fsdpi_grad_into(tape, n->in[0], &a.out, &a.beta));
     return a.out != NULL ? FSDPI_LAUNCH(tape, activation_backward, &a) : FSDP_OK;
 }

@@ -5,6 +5,8 @@
  *   ds = rstd (g - mean(g) - h mean(g h)) + (the gradient that reaches s directly),  g = dy weight. */
 #include "ops/ops.h"
 
+#include "base/alloc.h"
+
 typedef struct attributes {
     int64_t M, C;
     bool residual;
@@ -25,7 +27,7 @@ static fsdp_status sum_gradient(fsdp_tape *tape, fsdp_tensor *sum, int64_t numel
 
 static fsdp_status launch_backward(fsdp_tape *tape, fsdpi_node *n, fsdpi_layer_norm_backward_args *a)
 {
-    FSDP_TRY(fsdpi_saved(n, SAVED_WEIGHT, n->in[IN_WEIGHT], &a->weight));
+    FSDP_TRY(fsdpi_saved(tape, n, SAVED_WEIGHT, n->in[IN_WEIGHT], &a->weight));
     FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_WEIGHT], &a->dweight, &a->dweight_beta));
     FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_BIAS], &a->dbias, &a->dbias_beta));
     FSDP_TRY(fsdpi_scratch(tape, fsdpi_layer_norm_backward_scratch(a, fsdpi_threads_of(tape)), &a->scratch));
@@ -40,7 +42,7 @@ static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
     fsdp_tensor *y = n->out[0], *sum = n->out[1];
     fsdpi_layer_norm_backward_args a = { .dy = fsdpi_grad_of(y), .mean = n->saved[SAVED_MEAN]->data,
                                          .rstd = n->saved[SAVED_RSTD]->data, .M = at->M, .C = at->C };
-    FSDP_TRY(fsdpi_saved(n, SAVED_X, n->in[IN_X], &a.x));
+    FSDP_TRY(fsdpi_saved(tape, n, SAVED_X, n->in[IN_X], &a.x));
     if (!at->residual) {
         void *unwanted = NULL;
         FSDP_TRY(fsdpi_grad_into(tape, n->in[IN_X], &a.dx, &a.dx_beta));
@@ -83,6 +85,55 @@ static fsdp_status check(const fsdp_tape *tape, const fsdp_tensor *x, const fsdp
     return FSDP_OK;
 }
 
+/* y again from what the backward keeps anyway. Weight and bias are copied: the unit that they are of may be resharded by the
+ * time that y is wanted. */
+typedef struct norm_recipe {
+    fsdpi_recipe base;
+    fsdpi_storage *x, *mean, *rstd, *affine; /* affine: weight [C], then bias [C] where there is one */
+    int64_t M, C;
+    float eps;
+    bool bias;
+} norm_recipe;
+
+static fsdp_status make_norm(fsdpi_recipe *base, fsdp_tape *tape, void *data)
+{
+    const norm_recipe *r = (const norm_recipe *)base;
+    const float *affine = r->affine->data;
+    fsdpi_layer_norm_args a = { .x = r->x->data, .weight = affine, .bias = r->bias ? affine + r->C : NULL, .y = data, .mean = r->mean->data,
+                                .rstd = r->rstd->data, .M = r->M, .C = r->C, .eps = r->eps };
+    return FSDPI_LAUNCH(tape, layer_norm, &a);
+}
+
+static void free_norm(fsdpi_recipe *base)
+{
+    norm_recipe *r = (norm_recipe *)base;
+    fsdpi_storage_release(r->x);
+    fsdpi_storage_release(r->mean);
+    fsdpi_storage_release(r->rstd);
+    fsdpi_storage_release(r->affine);
+    fsdpi_free(r);
+}
+
+static fsdp_status add_recipe(fsdp_tape *tape, fsdp_tensor *y, const fsdpi_layer_norm_args *a, fsdpi_storage *x, fsdpi_storage *mean, fsdpi_storage *rstd)
+{
+    size_t bytes = (size_t)a->C * sizeof(float);
+    norm_recipe *r;
+    FSDPI_NEW(r, 1);
+    *r = (norm_recipe){ .base = { make_norm, free_norm }, .M = a->M, .C = a->C, .eps = a->eps, .bias = a->bias != NULL };
+    fsdp_status st = fsdpi_storage_create(&r->affine, tape->arena, 2 * bytes);
+    if (st == FSDP_OK) st = fsdp_stream_copy(tape->stream, r->affine->data, a->weight, bytes);
+    if (st == FSDP_OK && r->bias) st = fsdp_stream_copy(tape->stream, (float *)r->affine->data + a->C, a->bias, bytes);
+    if (st != FSDP_OK) {
+        free_norm(&r->base);
+        return st;
+    }
+    r->x = fsdpi_storage_retain(x);
+    r->mean = fsdpi_storage_retain(mean);
+    r->rstd = fsdpi_storage_retain(rstd);
+    y->storage->recipe = &r->base;
+    return FSDP_OK;
+}
+
 static fsdp_status record(fsdp_tape *tape, fsdp_tensor *const *in, fsdp_tensor *y, fsdp_tensor *sum, fsdpi_storage *mean, fsdpi_storage *rstd)
 {
     attributes at = { .M = fsdpi_rows(y), .C = fsdp_tensor_shape(y, -1), .residual = sum != NULL };
@@ -121,7 +172,11 @@ static fsdp_status run(fsdp_tape *tape, fsdp_tensor *const *in, float eps, fsdp_
         a.rstd = rstd->data;
         st = FSDPI_LAUNCH(tape, layer_norm, &a);
     }
-    if (st == FSDP_OK && fsdpi_tape_records(tape, in, 4)) st = record(tape, in, out, s, mean, rstd);
+    if (st == FSDP_OK && fsdpi_tape_records(tape, in, 4)) {
+        fsdpi_storage *kept = s != NULL ? s->storage : x->storage;
+        st = record(tape, in, out, s, mean, rstd);
+        if (st == FSDP_OK && kept != NULL) st = add_recipe(tape, out, &a, kept, mean, rstd);
+    }
     fsdpi_storage_release(mean);
     fsdpi_storage_release(rstd);
     FSDP_TRY(st);

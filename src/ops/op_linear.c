@@ -3,6 +3,8 @@
  * Linear: y = act(x W + b). Backward: dx = dpre W', dW = x' dpre, db = column sums of dpre, dpre = dy act'(pre). */
 #include "ops/ops.h"
 
+#include "base/alloc.h"
+
 typedef struct attributes {
     int64_t M, N, K;
     bool in_out;
@@ -16,9 +18,9 @@ static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
     const attributes *at = n->attributes;
     fsdp_tensor *x = n->in[0], *w = n->in[1], *b = n->in[2];
     fsdpi_linear_backward_args a = { .dy = fsdpi_grad_of(n->out[0]), .M = at->M, .N = at->N, .K = at->K, .in_out = at->in_out, .act = at->act };
-    if (w->needs_grad) FSDP_TRY(fsdpi_saved(n, SAVED_X, x, &a.x));
+    if (w->needs_grad) FSDP_TRY(fsdpi_saved(tape, n, SAVED_X, x, &a.x));
     a.pre = n->saved[SAVED_PRE] != NULL ? n->saved[SAVED_PRE]->data : NULL;
-    FSDP_TRY(fsdpi_saved(n, SAVED_WEIGHT, w, &a.weight));
+    FSDP_TRY(fsdpi_saved(tape, n, SAVED_WEIGHT, w, &a.weight));
     FSDP_TRY(fsdpi_grad_into(tape, w, &a.dweight, &a.dweight_beta));
     FSDP_TRY(fsdpi_grad_into(tape, b, &a.dbias, &a.dbias_beta));
     FSDP_TRY(fsdpi_grad_into(tape, x, &a.dx, &a.dx_beta));
@@ -26,6 +28,36 @@ static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
     fsdp_status st = FSDPI_LAUNCH(tape, linear_backward, &a);
     fsdpi_scratch_free(tape, a.scratch);
     return st;
+}
+
+/* y = act(pre): an elementwise pass, where holding y from forward to backward would double what a layer keeps. */
+typedef struct act_recipe {
+    fsdpi_recipe base;
+    fsdpi_storage *pre;
+    int64_t numel;
+    fsdpi_activation act;
+} act_recipe;
+
+static fsdp_status make_act(fsdpi_recipe *base, fsdp_tape *tape, void *data)
+{
+    const act_recipe *r = (const act_recipe *)base;
+    fsdpi_activation_args a = { .x = r->pre->data, .out = data, .numel = r->numel, .act = r->act };
+    return FSDPI_LAUNCH(tape, activation, &a);
+}
+
+static void free_act(fsdpi_recipe *base)
+{
+    fsdpi_storage_release(((act_recipe *)base)->pre);
+    fsdpi_free(base);
+}
+
+static fsdp_status add_recipe(fsdp_tensor *y, fsdpi_storage *pre, fsdpi_activation act)
+{
+    act_recipe *r;
+    FSDPI_NEW(r, 1);
+    *r = (act_recipe){ .base = { make_act, free_act }, .pre = fsdpi_storage_retain(pre), .numel = y->numel, .act = act };
+    y->storage->recipe = &r->base;
+    return FSDP_OK;
 }
 
 static fsdp_status check(const fsdp_tape *tape, const fsdp_tensor *x, const fsdp_tensor *w, const fsdp_tensor *b, attributes *at)
@@ -72,6 +104,7 @@ fsdp_status fsdp_op_linear(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *weight,
         if (weight->needs_grad) fsdpi_node_save(n, SAVED_X, x->storage);
         fsdpi_node_save(n, SAVED_WEIGHT, weight->storage);
         fsdpi_node_save(n, SAVED_PRE, pre);
+        if (pre != NULL) st = add_recipe(out, pre, at.act);
     }
     fsdpi_storage_release(pre);
     FSDP_TRY(st);

@@ -35,10 +35,15 @@ fsdp_status fsdpi_check_tensor(const fsdp_tape *tape, const char *op, const char
 fsdp_status fsdpi_check_vector(const fsdp_tape *tape, const char *op, const char *what, const fsdp_tensor *t, int64_t n);
 
 /* For a backward: where an input's values are. The node saved its storage; a parameter has none and is asked again. */
-static inline fsdp_status fsdpi_saved(const fsdpi_node *n, int slot, const fsdp_tensor *t, const float **out)
+static inline fsdp_status fsdpi_saved(fsdp_tape *tape, const fsdpi_node *n, int slot, const fsdp_tensor *t, const float **out)
 {
-    const void *p = n->saved[slot] != NULL ? n->saved[slot]->data : NULL;
-    if (p == NULL) FSDP_TRY(fsdpi_tensor_data(t, &p));
+    const void *p;
+    if (n->saved[slot] != NULL) {
+        FSDP_TRY(fsdpi_storage_restore(n->saved[slot], tape));
+        p = n->saved[slot]->data;
+    } else {
+        FSDP_TRY(fsdpi_tensor_data(t, &p));
+    }
     *out = p;
     return FSDP_OK;
 }

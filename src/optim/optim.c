@@ -92,6 +92,10 @@ static fsdp_status check_list(fsdp_unit_list units)
         for (int j = 0; j < i; j++)
             FSDP_FAIL_IF(units.units[i] == units.units[j], FSDP_ERR_INVALID, "unit \"%s\" is in the optimizer's list twice",
                          fsdp_unit_name(units.units[i]));
+    for (int i = 1; i < units.count; i++)
+        FSDP_FAIL_IF(fsdp_unit_comm(units.units[i]) != fsdp_unit_comm(units.units[0]), FSDP_ERR_UNSUPPORTED,
+                     "units \"%s\" and \"%s\" are of different communicators: give each an optimizer of its own", fsdp_unit_name(units.units[0]),
+                     fsdp_unit_name(units.units[i]));
     return FSDP_OK;
 }
 
@@ -314,7 +318,11 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     if (o->count == 0) return FSDP_OK;
     double norm = 0, weight = 0;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
-    FSDP_TRY(fsdp_step_grad_norm(fsdp_optim_units(o), &norm, &weight));
+    fsdp_status st = fsdp_step_grad_norm(fsdp_optim_units(o), &norm, &weight);
+    if (st != FSDP_OK) { /* nothing was written: it can be done again */
+        fsdpi_step_leave(fsdp_optim_units(o));
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
     double scale = s.grad_scale != 0 ? (double)s.grad_scale : weight > 0 ? 1.0 / weight : 1.0;
     norm *= fabs(scale);
     if (!isfinite(norm)) return refuse_norm(o, norm);

@@ -3,26 +3,41 @@
 
 #include <math.h>
 
-static void adamw(const fsdpi_adamw_scalars *s, float *restrict p, const float *restrict g, float *restrict m, float *restrict v,
-                  size_t numel)
+/* Cache lines of each array that are asked for ahead: they are read and written once, far apart. */
+enum { BLOCK = 64, AHEAD = 512 };
+
+static inline void ask_for(const float *p, const float *g, const float *m, const float *v)
 {
-    const float scale = s->scale, decay = s->decay, b1 = s->beta1, b2 = s->beta2, c1 = 1.0f - b1, c2 = 1.0f - b2;
-    const float step_size = s->step_size, inv = s->inv_sqrt_bias2, eps = s->eps;
-    for (size_t i = 0; i < numel; i++) {
-        /* p, m and v are read and written once, far apart: ask for them early */
-        if (i % 16 == 0) {
-            __builtin_prefetch(p + i + 256, 1);
-            __builtin_prefetch(m + i + 256, 1);
-            __builtin_prefetch(v + i + 256, 1);
-            __builtin_prefetch(g + i + 256, 0);
-        }
-        float gi = g[i] * scale;
-        float mi = b1 * m[i] + c1 * gi;
-        float vi = b2 * v[i] + c2 * (gi * gi);
+    for (int k = 0; k < BLOCK; k += 16) {
+        __builtin_prefetch(p + AHEAD + k, 1);
+        __builtin_prefetch(m + AHEAD + k, 1);
+        __builtin_prefetch(v + AHEAD + k, 1);
+        __builtin_prefetch(g + AHEAD + k, 0);
+    }
+}
+
+static inline void adamw_block(const fsdpi_adamw_scalars *s, float *restrict p, const float *restrict g, float *restrict m, float *restrict v, size_t n)
+{
+    const float c1 = 1.0f - s->beta1, c2 = 1.0f - s->beta2;
+    for (size_t i = 0; i < n; i++) {
+        float gi = g[i] * s->scale;
+        float mi = s->beta1 * m[i] + c1 * gi;
+        float vi = s->beta2 * v[i] + c2 * (gi * gi);
         m[i] = mi;
         v[i] = vi;
-        p[i] = p[i] * decay - step_size * (mi / (sqrtf(vi) * inv + eps));
+        p[i] = p[i] * s->decay - s->step_size * (mi / (sqrtf(vi) * s->inv_sqrt_bias2 + s->eps));
     }
+}
+
+static void adamw(const fsdpi_adamw_scalars *scalars, float *restrict p, const float *restrict g, float *restrict m, float *restrict v, size_t numel)
+{
+    const fsdpi_adamw_scalars s = *scalars;
+    size_t i = 0;
+    for (; i + BLOCK <= numel; i += BLOCK) {
+        ask_for(p + i, g + i, m + i, v + i);
+        adamw_block(&s, p + i, g + i, m + i, v + i, BLOCK);
+    }
+    adamw_block(&s, p + i, g + i, m + i, v + i, numel - i);
 }
 
 static void sgd(float lr, float momentum, float weight_decay, float scale, float *restrict p, const float *restrict g,

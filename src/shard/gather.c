@@ -55,9 +55,11 @@ static fsdp_status gather(fsdp_unit *u)
 fsdp_status fsdpi_unit_hold(fsdp_unit *u)
 {
     if (u->mode != FSDP_MODE_NONE) {
-        bool fresh = u->residency != FSDPI_SHARDED && u->whole_version == u->version;
-        if (!fresh) FSDP_TRY(gather(u));
-        if (!fresh || u->residency == FSDPI_AHEAD) FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+        if (u->residency == FSDPI_SHARDED || u->whole_version != u->version) {
+            FSDP_TRY(gather(u));
+            u->residency = FSDPI_AHEAD;
+        }
+        if (u->residency == FSDPI_AHEAD) FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
     }
     u->residency = FSDPI_WHOLE;
     u->holders++;
@@ -108,20 +110,19 @@ static fsdp_status record(fsdpi_order *o, fsdp_unit *u, bool backward)
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward)
+void fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward)
 {
-    FSDP_TRY(record(&pass->order, u, backward));
     const fsdpi_order *last = &u->rt->last[pass->kind];
-    int at = pass->order.count - 1;
+    int at = pass->order.count;
+    pass->off_course |= record(&pass->order, u, backward) != FSDP_OK;
     pass->off_course |= at >= last->count || last->turn[at].unit != u || last->turn[at].backward != backward;
-    if (pass->off_course || transport_of(u)->zero_copy) return FSDP_OK;
+    if (pass->off_course || transport_of(u)->zero_copy) return;
     for (int i = at + 1, ahead = 0; i < last->count && ahead < u->prefetch; i++) {
         fsdp_unit *next = last->turn[i].unit;
         if (next == u) continue;
         ahead++;
         if (next->residency != FSDPI_SHARDED || next->summons > 0) continue;
-        FSDP_TRY(gather(next));
+        if (gather(next) != FSDP_OK) return; /* in its own turn it is tried again, and then it matters */
         next->residency = FSDPI_AHEAD;
     }
-    return FSDP_OK;
 }

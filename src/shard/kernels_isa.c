@@ -66,7 +66,7 @@ static void sum(float *out, const float *base, const float *const *x, int n, siz
 /* Exact sums of squares. The square of a float is exact in a double. A chunk's squares are split at two fixed places
  * below its largest into three parts of 44 bits: (d + M) - M with M = 1.5 * 2^(52 + g) rounds d to a multiple of 2^g
  * exactly. 16 lanes add each part as integers times 2^g, at most 2^44 * CHUNK / 16 < 2^53: exact. What is left below
- * 132 bits, when anything is, sends the chunk through the accumulator term by term. */
+ * 88 bits, when anything is, takes a third place, and below 132 the accumulator, term by term. */
 enum { LANES = 16, CHUNK = 4096, BITS = 44 };
 
 static inline double power(int e)
@@ -74,7 +74,46 @@ static inline double power(int e)
     return ldexp(1.0, e);
 }
 
-static void sumsq_chunk(fsdpi_xsum *s, const float *x, size_t n)
+/* Eight doubles: one register of AVX-512, two of AVX2, four of SSE2. The same lanes everywhere. */
+typedef double v8d __attribute__((vector_size(64)));
+typedef float v8f __attribute__((vector_size(32)));
+typedef uint64_t v8u __attribute__((vector_size(64)));
+enum { VECS = LANES / 8 };
+
+typedef struct parts {
+    v8d a[3][VECS];
+    v8u rest[VECS]; /* bits of what was left, ored */
+} parts;
+
+/* 16 lanes of n elements, n a multiple of LANES, at two places or three. */
+static inline void split(parts *t, const double magic[3], int levels, const float *x, size_t n)
+{
+    parts s = *t;
+    const v8d m0 = (v8d){ 0 } + magic[0], m1 = (v8d){ 0 } + magic[1], m2 = (v8d){ 0 } + magic[2];
+    for (size_t i = 0; i < n; i += LANES) {
+        for (size_t k = 0; k < VECS; k++) {
+            v8f f;
+            memcpy(&f, x + i + 8 * k, sizeof(f));
+            v8d d = __builtin_convertvector(f, v8d);
+            d = d * d;
+            v8d h0 = (d + m0) - m0;
+            d -= h0;
+            v8d h1 = (d + m1) - m1;
+            d -= h1;
+            s.a[0][k] += h0;
+            s.a[1][k] += h1;
+            if (levels == 3) {
+                v8d h2 = (d + m2) - m2;
+                d -= h2;
+                s.a[2][k] += h2;
+            }
+            s.rest[k] |= (v8u)d << 1; /* without the sign: -0 is nothing */
+        }
+    }
+    *t = s;
+}
+
+static uint32_t largest_magnitude(const float *x, size_t n)
 {
     uint32_t most = 0;
     for (size_t i = 0; i < n; i++) {
@@ -83,48 +122,47 @@ static void sumsq_chunk(fsdpi_xsum *s, const float *x, size_t n)
         u &= 0x7fffffff;
         most = u > most ? u : most;
     }
+    return most;
+}
+
+static void one_by_one(fsdpi_xsum *s, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) fsdpi_xsum_add(s, (double)x[i] * (double)x[i]);
+}
+
+/* A whole chunk; false where something is left below the last place. Two places do for nearly all chunks. */
+static inline bool split_all(parts *t, const double magic[3], int levels, const float *x, size_t whole, const float *last)
+{
+    memset(t, 0, sizeof(*t));
+    split(t, magic, levels, x, whole);
+    split(t, magic, levels, last, LANES);
+    uint64_t left = 0;
+    for (int l = 0; l < LANES; l++) left |= t->rest[l / 8][l % 8];
+    return left == 0;
+}
+
+static void sumsq_chunk(fsdpi_xsum *s, const float *x, size_t n)
+{
+    uint32_t most = largest_magnitude(x, n);
     if (most == 0) return;
     if (most >= 0x7f800000) { /* infinity or NaN */
-        for (size_t i = 0; i < n; i++) fsdpi_xsum_add(s, (double)x[i] * (double)x[i]);
+        one_by_one(s, x, n);
         return;
     }
-    float biggest;
+    float biggest, last[LANES] = { 0 };
     memcpy(&biggest, &most, sizeof(biggest));
     int e;
     (void)frexp((double)biggest * (double)biggest, &e); /* all squares < 2^e */
-    int g0 = e - BITS, g1 = g0 - BITS, g2 = g1 - BITS;
-    double m0 = 1.5 * power(52 + g0), m1 = 1.5 * power(52 + g1), m2 = 1.5 * power(52 + g2);
-    double a0[LANES] = { 0 }, a1[LANES] = { 0 }, a2[LANES] = { 0 }, rest[LANES] = { 0 };
-    float last[LANES] = { 0 };
+    const double magic[3] = { 1.5 * power(52 + e - BITS), 1.5 * power(52 + e - 2 * BITS), 1.5 * power(52 + e - 3 * BITS) };
     size_t whole = n / LANES * LANES;
     memcpy(last, x + whole, (n - whole) * sizeof(float));
-    for (size_t i = 0; i < n; i += LANES) {
-        const float *p = i < whole ? x + i : last;
-        for (int l = 0; l < LANES; l++) {
-            double d = (double)p[l] * (double)p[l];
-            double h0 = (d + m0) - m0;
-            d -= h0;
-            double h1 = (d + m1) - m1;
-            d -= h1;
-            double h2 = (d + m2) - m2;
-            d -= h2;
-            a0[l] += h0;
-            a1[l] += h1;
-            a2[l] += h2;
-            rest[l] += d < 0 ? -d : d;
-        }
-    }
-    double left = 0;
-    for (int l = 0; l < LANES; l++) left += rest[l];
-    if (left != 0) {
-        for (size_t i = 0; i < n; i++) fsdpi_xsum_add(s, (double)x[i] * (double)x[i]);
+    parts t;
+    if (!split_all(&t, magic, 2, x, whole, last) && !split_all(&t, magic, 3, x, whole, last)) {
+        one_by_one(s, x, n);
         return;
     }
-    for (int l = 0; l < LANES; l++) {
-        fsdpi_xsum_add(s, a0[l]);
-        fsdpi_xsum_add(s, a1[l]);
-        fsdpi_xsum_add(s, a2[l]);
-    }
+    for (int k = 0; k < 3; k++)
+        for (int l = 0; l < LANES; l++) fsdpi_xsum_add(s, t.a[k][l / 8][l % 8]);
 }
 
 static void sumsq(fsdpi_xsum *s, const float *x, size_t numel)

@@ -56,9 +56,9 @@ const char *fsdp_unit_state(const fsdp_unit *unit)
 
 static bool pass_is_open(const fsdpi_runtime *rt, const fsdp_pass *pass)
 {
-    for (const fsdp_pass *p = rt->passes; p != NULL; p = p->older)
-        if (p == pass) return true;
-    return false;
+    const fsdp_pass *p = rt->passes;
+    while (p != NULL && p != pass) p = p->older;
+    return p != NULL && pass != NULL;
 }
 
 static bool is_current(const fsdp_unit *u)
@@ -68,7 +68,8 @@ static bool is_current(const fsdp_unit *u)
 
 static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const fsdp_pass *pass)
 {
-    const fsdpi_use *use = pass != NULL ? fsdpi_pass_find(pass, u) : NULL;
+    /* A pass that has ended is not looked into: it is no more. */
+    const fsdpi_use *use = pass_is_open(u->rt, pass) ? fsdpi_pass_find(pass, u) : NULL;
     switch (c) {
     case FSDPI_NO_PASS: return u->rt->passes == NULL;
     case FSDPI_THIS_PASS: return pass_is_open(u->rt, pass);
@@ -85,7 +86,10 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
         return use != NULL && use->backward_open;
     case FSDPI_NO_BACKWARD_OPEN: return use == NULL || !use->backward_open;
     case FSDPI_NO_OTHER_PENDING: return u->pass == NULL || u->pass == pass;
-    case FSDPI_READABLE: return u->residency == FSDPI_WHOLE || (u->residency == FSDPI_KEPT && is_current(u));
+    case FSDPI_READABLE:
+        /* In a step owners write; in mode none everything is this rank's own. */
+        if (u->in_step && u->mode != FSDP_MODE_NONE) return false;
+        return u->residency == FSDPI_WHOLE || (u->residency == FSDPI_KEPT && is_current(u));
     case FSDPI_WRITEBACK_OR_OUTER: return u->summons == 0 || u->writeback;
     case FSDPI_CONDITION_COUNT: break;
     }

@@ -87,7 +87,7 @@
       "slices are written and published; residency -> SHARDED")                                             \
     X(FSDPI_EV_STEP_BEGIN, "fsdp_step_begin",                                                               \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
-      "in a step; residency -> SHARDED; gradients are final")                                               \
+      "in a step: parameters cannot be read; gradients are final")                                          \
     X(FSDPI_EV_STEP_END, "fsdp_step_end", FSDPI_C(FSDPI_IN_STEP),                                           \
       "masters are published, gradients dropped")                                                           \
     X(FSDPI_EV_ZERO_GRAD, "fsdp_unit_zero_grad",                                                            \

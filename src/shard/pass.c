@@ -77,7 +77,7 @@ fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
     FSDP_TRY(fsdpi_unit_hold(u));
     if (use->forward_open++ == 0) use->was_root = pass->active == 0;
     pass->active++;
-    FSDP_TRY(fsdpi_prefetch(pass, u, false));
+    fsdpi_prefetch(pass, u, false);
     fsdpi_unit_check(u);
     return FSDP_OK;
 }
@@ -105,7 +105,7 @@ fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
     FSDP_TRY(fsdpi_unit_hold(u));
     use->backward_open = true;
     pass->active++;
-    FSDP_TRY(fsdpi_prefetch(pass, u, true));
+    fsdpi_prefetch(pass, u, true);
     fsdpi_unit_check(u);
     return FSDP_OK;
 }
@@ -142,11 +142,11 @@ void fsdpi_pass_free(fsdp_pass *pass)
 }
 
 /* Units that this pass left whole, and those gathered ahead for a turn that did not come. Another pass that is still
- * open may want them: it gathers them again. */
-static fsdp_status reshard_idle(fsdpi_runtime *rt)
+ * open may want them: it gathers them again. all: also those that stay whole, as their gathers may not have run. */
+static fsdp_status reshard_idle(fsdpi_runtime *rt, bool all)
 {
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
-        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && u->mode != FSDP_MODE_OPTIMIZER);
+        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && (all || u->mode != FSDP_MODE_OPTIMIZER));
         if (idle) FSDP_TRY(fsdpi_unit_reshard(u));
     }
     return FSDP_OK;
@@ -190,12 +190,13 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
         FSDP_FAIL_IF(pass->use[i].forward_open > 0 || pass->use[i].backward_open, FSDP_ERR_STATE,
                      "fsdp_pass_end: unit \"%s\": its %s is open: end it first, or cancel the pass", pass->use[i].unit->name,
                      pass->use[i].backward_open ? "backward" : "forward");
+    FSDP_FAIL_IF(pass->lost_work, FSDP_ERR_STATE, "fsdp_pass_end: a kernel failed in this pass: cancel it");
     /* Units with more forwards than backwards: what their backwards wrote counts. */
     for (int i = 0; i < pass->uses; i++)
         if (pass->use[i].unit->pass == pass && pass->use[i].unit->gradient == FSDPI_GRAD_OPEN)
             FSDP_TRY(fsdpi_grad_post(pass->use[i].unit));
     FSDP_TRY(fsdpi_reduce_owed(rt, true));
-    FSDP_TRY(reshard_idle(rt));
+    FSDP_TRY(reshard_idle(rt, false));
     FSDP_TRY(prepare_commit(pass));
     /* Ranks have waited for each other's gradients; here they learn that all have come this way: the pass counts on
      * every rank, or on none. */
@@ -210,17 +211,27 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
     return FSDP_OK;
 }
 
+/* A kernel that failed, the caller's perhaps, is why one cancels: streams go on. Passes that are open have lost work,
+ * and do not count. */
+static fsdp_status clear_failures(fsdpi_runtime *rt)
+{
+    if (fsdpi_runtime_sync(rt) == FSDP_OK) return FSDP_OK;
+    for (fsdp_pass *p = rt->passes; p != NULL; p = p->older) p->lost_work = true;
+    return fsdpi_windows_repeat(rt);
+}
+
 fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
 {
     if (pass == NULL) return FSDP_OK;
     fsdpi_runtime *rt = pass->rt;
     fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, kind_names[pass->kind], 0);
+    if (st == FSDP_OK) st = clear_failures(rt);
     for (int i = 0; i < pass->uses && st == FSDP_OK; i++) {
         fsdp_unit *u = pass->use[i].unit;
         if (u->pass == pass && u->gradient == FSDPI_GRAD_OPEN) st = fsdpi_grad_post(u);
     }
     /* Windows are passed round as ever, so that their counters agree; nothing is added. */
-    for (fsdpi_owed *o = rt->owed; o != NULL; o = o->next) o->discard |= o->unit->pass == pass;
+    for (fsdpi_pooled *o = rt->owed; o != NULL; o = o->next_owed) o->discard |= o->unit->pass == pass;
     if (st == FSDP_OK) st = fsdpi_reduce_owed(rt, true);
     for (int i = 0; i < pass->uses; i++) {
         fsdpi_use *use = &pass->use[i];
@@ -232,7 +243,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
         if (u->pass == pass) fsdpi_grad_discard(u);
     }
     unlink_pass(pass);
-    fsdp_status idle = reshard_idle(rt);
+    fsdp_status idle = reshard_idle(rt, pass->lost_work);
     fsdpi_pass_free(pass);
     return st != FSDP_OK ? st : idle;
 }

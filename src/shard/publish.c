@@ -60,8 +60,9 @@ fsdp_status fsdpi_unit_publish(fsdp_unit *u)
         return collect(u);
     }
     FSDP_TRY(publish_next(u, u->master));
-    /* Whole parameters of the old version are of no use; mode optimizer keeps the buffer and gathers into it. */
-    if (u->mode != FSDP_MODE_OPTIMIZER) return fsdpi_unit_reshard(u);
+    /* Whole parameters of the old version are of no use; mode optimizer keeps the buffer and gathers into it. A summon
+     * that ends reshards by itself. */
+    if (u->mode != FSDP_MODE_OPTIMIZER && u->holders == 0) return fsdpi_unit_reshard(u);
     return FSDP_OK;
 }
 

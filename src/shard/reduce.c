@@ -61,28 +61,6 @@ static fsdp_status k_sum(const fsdp_kernel *k, const void *args)
 
 /* ---- the window of this rank ---- */
 
-fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
-{
-    if (u->gradient == FSDPI_GRAD_OPEN) return FSDP_OK;
-    size_t bytes = (size_t)u->layout.total * sizeof(float);
-    FSDP_TRY(fsdpi_reduce_owed(u->rt, false));
-    FSDP_TRY(fsdpi_window_hold(&u->window, u->rt, u->ctx, bytes));
-    /* The window's last use may be among what this rank owes, and others may wait for that. */
-    fsdp_status st = fsdpi_reduce_until(u->rt, u->window);
-    if (st == FSDP_OK)
-        st = u->rt->comm->transport->window_acquire(u->window->window, u->window->uses, u->name, u->ctx->comm);
-    if (st == FSDP_OK) st = fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
-    if (st != FSDP_OK) {
-        u->window->held = false;
-        u->window = NULL;
-        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-    }
-    memset(u->touched, 0, (size_t)u->layout.count * sizeof(*u->touched));
-    u->gradient = FSDPI_GRAD_OPEN;
-    u->pass = pass;
-    return FSDP_OK;
-}
-
 static float *window_of(const fsdp_unit *u)
 {
     return u->rt->comm->transport->window_buffer(u->window->window);
@@ -104,28 +82,24 @@ float *fsdp_unit_grad(fsdp_unit *u, int i, float *beta)
 fsdp_status fsdpi_grad_post(fsdp_unit *u)
 {
     fsdpi_runtime *rt = u->rt;
+    fsdpi_pooled *w = u->window;
     size_t bytes = (size_t)u->layout.total * sizeof(float);
-    fsdpi_owed *o;
-    FSDPI_NEW(o, 1);
-    fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_REDUCE, u->name, bytes);
-    for (int i = 0; i < u->layout.count && st == FSDP_OK; i++)
+    FSDP_TRY(fsdpi_comm_tag(rt->comm, FSDPI_OP_REDUCE, u->name, bytes));
+    for (int i = 0; i < u->layout.count; i++)
         if (!u->touched[i] && u->layout.numel[i] > 0)
-            st = fsdpi_stream_fill(u->ctx->compute, window_of(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float));
-    if (st == FSDP_OK) st = fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute);
-    if (st == FSDP_OK) st = rt->comm->transport->window_post(u->window->window, u->window->uses, bytes, u->ctx->comm);
-    if (st != FSDP_OK) {
-        fsdpi_free(o);
-        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-    }
+            FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, window_of(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float)));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
+    FSDP_TRY(rt->comm->transport->window_post(w->window, w->uses, bytes, u->ctx->comm));
     if (rt->comm->size > 1) rt->comm->stats.reduces++;
-    *o = (fsdpi_owed){ .unit = u,
-                       .window = u->window,
-                       .use = u->window->uses,
-                       .round = fsdpi_pass_find(u->pass, u)->rounds++ };
-    *rt->owed_last = o;
-    rt->owed_last = &o->next;
-    u->window->held = false;
-    u->window->posted = ++rt->posts;
+    w->unit = u;
+    w->round = fsdpi_pass_find(u->pass, u)->rounds++;
+    w->discard = false;
+    w->owes = true;
+    w->next_owed = NULL;
+    *rt->owed_last = w;
+    rt->owed_last = &w->next_owed;
+    w->held = false;
+    w->posted = ++rt->posts;
     u->window = NULL;
     u->gradient = FSDPI_GRAD_PENDING;
     return fsdpi_reduce_owed(rt, u->ctx->dev->ops->async); /* on a queue, waiting costs the host nothing */
@@ -165,7 +139,7 @@ static fsdp_status launch_sum(fsdp_unit *u, float *out, const float *base, const
 }
 
 /* acc (+)= slices of all ranks' windows, in rank order. Where all windows can be read at once, several in one go. */
-static fsdp_status add_windows(const fsdpi_owed *o)
+static fsdp_status add_windows(const fsdpi_pooled *o)
 {
     fsdp_unit *u = o->unit;
     const fsdpi_transport_ops *t = u->rt->comm->transport;
@@ -176,7 +150,7 @@ static fsdp_status add_windows(const fsdpi_owed *o)
     int most = t->zero_copy ? FSDPI_SUM_MOST : 1;
     for (int r = 0, n = 0; r < u->rt->comm->size; r++) {
         const void *p;
-        FSDP_TRY(t->window_peer(o->window->window, o->use, r, lo, hi, u->name, u->ctx->comm, &p));
+        FSDP_TRY(t->window_peer(o->window, o->uses, r, lo, hi, u->name, u->ctx->comm, &p));
         x[n++] = p;
         if (n < most && r < u->rt->comm->size - 1) continue;
         FSDP_TRY(launch_sum(u, a->next, base, x, n));
@@ -191,7 +165,7 @@ static fsdp_status add_windows(const fsdpi_owed *o)
 
 static fsdp_status reduce_first(fsdpi_runtime *rt)
 {
-    fsdpi_owed *o = rt->owed;
+    fsdpi_pooled *o = rt->owed;
     if (!o->discard && fsdpi_unit_slice(o->unit) > 0) FSDP_TRY(add_windows(o));
     else if (!o->discard) {
         /* An empty slice: it has gradients all the same, of no elements. */
@@ -199,30 +173,58 @@ static fsdp_status reduce_first(fsdpi_runtime *rt)
         FSDP_TRY(accumulator(o->unit, o->round, &a));
         a->pending = true;
     }
-    FSDP_TRY(rt->comm->transport->window_take(o->window->window, o->use, o->unit->ctx->comm));
-    rt->owed = o->next;
+    FSDP_TRY(rt->comm->transport->window_take(o->window, o->uses, o->ctx->comm));
+    rt->owed = o->next_owed;
     if (rt->owed == NULL) rt->owed_last = &rt->owed;
-    fsdpi_free(o);
+    o->owes = false;
+    o->unit = NULL;
     return FSDP_OK;
 }
 
 fsdp_status fsdpi_reduce_owed(fsdpi_runtime *rt, bool wait)
 {
     while (rt->owed != NULL) {
-        if (!wait && !rt->comm->transport->window_ready(rt->owed->window->window, rt->owed->use)) return FSDP_OK;
+        if (!wait && !rt->comm->transport->window_ready(rt->owed->window, rt->owed->uses)) return FSDP_OK;
         FSDP_TRY(reduce_first(rt));
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window)
+/* ... up to the one that is owed on this window. */
+static fsdp_status reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window)
 {
-    for (;;) {
-        const fsdpi_owed *o = rt->owed;
-        while (o != NULL && o->window != window) o = o->next;
-        if (o == NULL) return FSDP_OK;
-        FSDP_TRY(reduce_first(rt));
+    while (window->owes) FSDP_TRY(reduce_first(rt));
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
+{
+    if (u->gradient == FSDPI_GRAD_OPEN) return FSDP_OK;
+    fsdpi_pooled *w;
+    size_t bytes = (size_t)u->layout.total * sizeof(float);
+    FSDP_TRY(fsdpi_reduce_owed(u->rt, false));
+    FSDP_TRY(fsdpi_window_find(&w, u->rt, u->ctx, bytes));
+    /* The window's last use may be among what this rank owes, and others may wait for that. */
+    FSDP_TRY(reduce_until(u->rt, w));
+    FSDP_TRY(u->rt->comm->transport->window_acquire(w->window, w->uses + 1, u->name, u->ctx->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+    w->held = true;
+    w->uses++;
+    memset(u->touched, 0, (size_t)u->layout.count * sizeof(*u->touched));
+    u->window = w;
+    u->gradient = FSDPI_GRAD_OPEN;
+    u->pass = pass;
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_windows_repeat(fsdpi_runtime *rt)
+{
+    for (fsdpi_pooled *w = rt->windows; w != NULL; w = w->next) {
+        uint32_t posted = w->held ? w->uses - 1 : w->uses, taken = w->owes ? posted - 1 : posted;
+        if (posted > 0) FSDP_TRY(rt->comm->transport->window_post(w->window, posted, 0, w->ctx->comm));
+        if (taken > 0) FSDP_TRY(rt->comm->transport->window_take(w->window, taken, w->ctx->comm));
     }
+    return FSDP_OK;
 }
 
 /* ---- what becomes of it ---- */
@@ -244,6 +246,8 @@ void fsdpi_grad_commit(fsdp_unit *u)
 
 void fsdpi_grad_discard(fsdp_unit *u)
 {
+    if (u->window != NULL) u->window->held = false; /* only after a difference between ranks: a reset makes new ones */
+    u->window = NULL;
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
     u->gradient = FSDPI_GRAD_NONE;
     u->pass = NULL;

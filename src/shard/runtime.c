@@ -19,16 +19,6 @@ static void destroy_devctx(fsdpi_devctx *d)
     fsdpi_free(d);
 }
 
-static void drop_owed(fsdpi_runtime *rt)
-{
-    for (fsdpi_owed *o = rt->owed, *next; o != NULL; o = next) {
-        next = o->next;
-        fsdpi_free(o);
-    }
-    rt->owed = NULL;
-    rt->owed_last = &rt->owed;
-}
-
 static void drop_windows(fsdpi_runtime *rt)
 {
     for (fsdpi_pooled *w = rt->windows, *next; w != NULL; w = next) {
@@ -37,6 +27,8 @@ static void drop_windows(fsdpi_runtime *rt)
         fsdpi_free(w);
     }
     rt->windows = NULL;
+    rt->owed = NULL;
+    rt->owed_last = &rt->owed;
 }
 
 static void drop_passes(fsdpi_runtime *rt)
@@ -76,7 +68,6 @@ static void destroy_runtime(void *attached)
     fsdpi_error kept;
     fsdpi_error_save(&kept);
     (void)!fsdpi_runtime_sync(rt);
-    drop_owed(rt);
     drop_passes(rt);
     while (rt->units != NULL) fsdpi_unit_drop(rt->units);
     drop_windows(rt);
@@ -103,7 +94,6 @@ static fsdp_status reset_runtime(void *attached)
 {
     fsdpi_runtime *rt = attached;
     fsdp_status st = FSDP_OK;
-    drop_owed(rt);
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
         fsdpi_unit_rest(u);
         fsdp_status again = fsdpi_unit_start_over(u);
@@ -222,7 +212,7 @@ static fsdp_status add_window(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devct
 
 /* Which window: decided by what was held and posted so far in program order, the same on every rank; never by what
  * has been reduced, which is a matter of time. */
-fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes)
+fsdp_status fsdpi_window_find(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes)
 {
     bytes = window_bytes(bytes);
     int have = 0;
@@ -233,8 +223,6 @@ fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devct
         if (!w->held && (oldest == NULL || w->posted < oldest->posted)) oldest = w;
     }
     if (oldest == NULL || (oldest->posted > 0 && have < windows_wanted(rt, ctx, bytes))) FSDP_TRY(add_window(&oldest, rt, ctx, bytes));
-    oldest->held = true;
-    oldest->uses++;
     *out = oldest;
     return FSDP_OK;
 }

@@ -19,7 +19,10 @@ typedef struct fsdpi_devctx {
 } fsdpi_devctx;
 
 /* A gradient window with its history. Windows of a size are shared by the units of that size: they are dealt out in
- * program order, which is the same on every rank. */
+ * program order, which is the same on every rank.
+ *
+ * When it has been posted, this rank owes the reduction of its slice. A window is not acquired again before that is
+ * done: so it owes at most one. */
 typedef struct fsdpi_pooled {
     struct fsdpi_pooled *next;
     fsdpi_devctx *ctx;
@@ -28,17 +31,12 @@ typedef struct fsdpi_pooled {
     uint32_t uses;   /* acquisitions so far */
     uint64_t posted; /* when it was last posted, in posts of this runtime; 0: never */
     bool held;       /* acquired, not posted */
-} fsdpi_pooled;
-
-/* A reduction that this rank still has to do for its slice. */
-typedef struct fsdpi_owed {
-    struct fsdpi_owed *next;
-    struct fsdp_unit *unit;
-    fsdpi_pooled *window;
-    uint32_t use;
+    bool owes;
+    struct fsdpi_pooled *next_owed; /* in the order of posts */
+    struct fsdp_unit *unit;         /* whose gradient it is, and which round of its pass */
     int round;
-    bool discard; /* its pass was cancelled: take it, add nothing */
-} fsdpi_owed;
+    bool discard;                   /* the pass was cancelled: take it, add nothing */
+} fsdpi_pooled;
 
 /* How much a pass weighs: shared by the units whose gradients it brought. */
 typedef struct fsdpi_weight {
@@ -64,7 +62,7 @@ typedef struct fsdpi_runtime {
     fsdpi_devctx *devices;
     struct fsdp_unit *units;
     fsdpi_pooled *windows;
-    fsdpi_owed *owed, **owed_last;
+    fsdpi_pooled *owed, **owed_last; /* windows posted, not reduced here */
     uint64_t posts;
     struct fsdp_pass *passes; /* open ones, latest first */
     uint64_t pass_count;
@@ -76,8 +74,8 @@ typedef struct fsdpi_runtime {
 fsdp_status fsdpi_runtime_of(fsdpi_runtime **out, fsdp_comm *comm);
 fsdp_status fsdpi_runtime_device(fsdpi_devctx **out, fsdpi_runtime *rt, fsdp_device *dev);
 
-/* A window of at least `bytes`, held from now on. Collective where one has to be made. */
-fsdp_status fsdpi_window_hold(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes);
+/* The window of at least `bytes` whose turn it is. Collective where one has to be made. */
+fsdp_status fsdpi_window_find(fsdpi_pooled **out, fsdpi_runtime *rt, fsdpi_devctx *ctx, size_t bytes);
 
 /* Waits for all work of all devices. */
 fsdp_status fsdpi_runtime_sync(fsdpi_runtime *rt);

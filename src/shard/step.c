@@ -9,15 +9,21 @@
 
 #include <stdio.h>
 
+/* The gradients stay. */
+static void leave_step(fsdp_unit *u)
+{
+    u->in_step = false;
+    u->step_grad = NULL;
+    fsdpi_arena_free(u->ctx->arena, u->step_whole);
+    u->step_whole = NULL;
+}
+
 static void drop_gradients(fsdp_unit *u)
 {
     for (int k = 0; k < u->rounds; k++) u->acc[k].has = false;
     for (int i = 0; i < u->weights; i++)
         if (--u->weight[i]->refs == 0) fsdpi_free(u->weight[i]);
     u->weights = 0;
-    u->step_grad = NULL;
-    fsdpi_arena_free(u->ctx->arena, u->step_whole);
-    u->step_whole = NULL;
 }
 
 /* Mode none: the reduced slices of all ranks, whole, for every rank's optimizer. */
@@ -47,28 +53,45 @@ static fsdp_status check_list(fsdp_unit_list units, fsdpi_event ev)
 {
     FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "%s: no list of units",
                  fsdpi_event_call(ev));
-    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_life_allows(units.units[i], ev, NULL));
+    for (int i = 0; i < units.count; i++) units.units[i]->rt->mark++; /* a mark that no unit of any communicator has */
+    for (int i = 0; i < units.count; i++) {
+        fsdp_unit *u = units.units[i];
+        FSDP_FAIL_IF(u->listed == u->rt->mark, FSDP_ERR_INVALID, "%s: unit \"%s\" is in the list twice", fsdpi_event_call(ev), u->name);
+        u->listed = u->rt->mark;
+        FSDP_TRY(fsdpi_life_allows(u, ev, NULL));
+    }
     return FSDP_OK;
 }
 
-/* One tag for the list. */
-static fsdp_status tag_list(fsdp_unit_list units, fsdpi_op op)
+static fsdp_status begin_all(fsdp_unit_list units)
+{
+    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
+    /* First all are done, then the owners wait: so nobody waits for a rank that waits for another unit. */
+    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
+    for (int i = 0; i < units.count; i++) FSDP_TRY(begin_unit(units.units[i]));
+    return FSDP_OK;
+}
+
+/* One tag for the list; or a meeting. */
+static fsdp_status tag_list(fsdp_unit_list units, fsdpi_op op, bool meet)
 {
     if (units.count == 0) return FSDP_OK;
     fsdp_unit *first = units.units[0];
     char what[64];
     snprintf(what, sizeof(what), "%.20s and %d more", first->name, units.count - 1);
-    return fsdpi_comm_tag(first->rt->comm, op, units.count > 1 ? what : first->name, 0);
+    const char *name = units.count > 1 ? what : first->name;
+    return meet ? fsdpi_comm_tell(first->rt->comm, op, name, NULL, 0) : fsdpi_comm_tag(first->rt->comm, op, name, 0);
 }
 
 fsdp_status fsdp_step_begin(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_BEGIN));
-    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_BEGIN));
-    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
-    /* First all are done, then the owners wait: so nobody waits for a rank that waits for another unit. */
-    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
-    for (int i = 0; i < units.count; i++) FSDP_TRY(begin_unit(units.units[i]));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_BEGIN, false));
+    fsdp_status st = begin_all(units);
+    if (st != FSDP_OK) {
+        fsdpi_step_leave(units);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
     for (int i = 0; i < units.count; i++) {
         units.units[i]->in_step = true;
         fsdpi_unit_check(units.units[i]);
@@ -76,14 +99,19 @@ fsdp_status fsdp_step_begin(fsdp_unit_list units)
     return FSDP_OK;
 }
 
+void fsdpi_step_leave(fsdp_unit_list units)
+{
+    for (int i = 0; i < units.count; i++) leave_step(units.units[i]);
+}
+
 fsdp_status fsdp_step_end(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
-    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_END));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_END, true)); /* all ranks make this step */
     for (int i = 0; i < units.count; i++) {
         fsdp_unit *u = units.units[i];
+        leave_step(u);
         drop_gradients(u);
-        u->in_step = false;
         /* Mode none: every rank has computed the same masters from the same gradients. */
         if (u->mode != FSDP_MODE_NONE) FSDP_TRY(fsdpi_unit_publish(u));
         fsdpi_unit_check(u);
@@ -94,10 +122,10 @@ fsdp_status fsdp_step_end(fsdp_unit_list units)
 fsdp_status fsdp_step_cancel(fsdp_unit_list units)
 {
     FSDP_TRY(check_list(units, FSDPI_EV_STEP_END));
-    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_CANCEL));
+    FSDP_TRY(tag_list(units, FSDPI_OP_STEP_CANCEL, false));
     for (int i = 0; i < units.count; i++) {
+        leave_step(units.units[i]);
         drop_gradients(units.units[i]);
-        units.units[i]->in_step = false;
         fsdpi_unit_check(units.units[i]);
     }
     return FSDP_OK;
@@ -161,22 +189,18 @@ static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 {
     if (u->step_grad == NULL) return FSDP_OK;
     /* The own slice, in every mode: each element is counted by one rank. */
-    fsdpi_segment *cut;
-    FSDPI_NEW(cut, u->layout.count);
-    int n = fsdpi_layout_cut(&u->layout, u->lo, u->hi, cut);
     int64_t from = u->mode == FSDP_MODE_NONE ? 0 : u->lo;
-    fsdp_status st = FSDP_OK;
-    for (int i = 0; i < n && st == FSDP_OK; i++)
-        st = fsdp_stream_launch(u->ctx->compute, k_sumsq,
-                                &(sumsq_args){ &part->squares, u->step_grad + (cut[i].at - from), cut[i].numel }, sizeof(sumsq_args));
-    fsdpi_free(cut);
-    return st;
+    for (int i = 0; i < u->own_count; i++) {
+        const fsdpi_segment *g = &u->own[i];
+        FSDP_TRY(fsdp_stream_launch(u->ctx->compute, k_sumsq, &(sumsq_args){ &part->squares, u->step_grad + (g->at - from), g->numel },
+                                    sizeof(sumsq_args)));
+    }
+    return FSDP_OK;
 }
 
 static fsdp_status combine(fsdp_comm *comm, const norm_part *mine, double *squares, double *weight)
 {
     norm_part total = { 0 };
-    if (comm->size > 1) comm->stats.exchanges++;
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_NORM, NULL, mine, sizeof(*mine)));
     for (int r = 0; r < comm->size; r++) {
         norm_part told = *(const norm_part *)fsdpi_comm_told(comm, r);

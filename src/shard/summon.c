@@ -40,31 +40,30 @@ fsdp_status fsdp_unit_summon_begin(fsdp_unit *u, const fsdp_unit_summon_opts *op
     return FSDP_OK;
 }
 
-/* The own slice of what was written becomes the master, and is published. */
+/* The own slice of what was written becomes the master, and is published: on all ranks, or the unit stays summoned. */
 static fsdp_status write_back(fsdp_unit *u)
 {
     float *to = u->mode == FSDP_MODE_NONE ? u->master + u->lo : u->master;
     FSDP_TRY(fsdpi_unit_done(u));
     FSDP_TRY(fsdpi_unit_open(u));
+    FSDP_TRY(fsdpi_comm_tell(u->rt->comm, FSDPI_OP_SUMMON_END, u->name, NULL, 0));
     FSDP_TRY(fsdp_stream_copy(u->ctx->compute, to, u->summoned + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float)));
-    return fsdpi_unit_publish(u);
+    FSDP_TRY(fsdpi_unit_publish(u));
+    fsdpi_arena_free(u->ctx->arena, u->summoned);
+    u->summoned = NULL;
+    u->writeback = false;
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_unit_summon_end(fsdp_unit *u)
 {
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_END, NULL));
-    FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON_END, u->name, 0));
+    if (u->summons == 1 && u->writeback) FSDP_TRY(write_back(u));
+    else FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON_END, u->name, 0));
     u->summons--;
-    FSDP_TRY(fsdpi_unit_release(u, false));
-    if (u->summons == 0 && u->writeback) {
-        fsdp_status st = write_back(u);
-        fsdpi_arena_free(u->ctx->arena, u->summoned);
-        u->summoned = NULL;
-        u->writeback = false;
-        FSDP_TRY(st);
-    }
+    fsdp_status st = fsdpi_unit_release(u, false);
     fsdpi_unit_check(u);
-    return FSDP_OK;
+    return st;
 }
 
 fsdp_status fsdp_unit_read_param(fsdp_unit *u, int i, float *out)

@@ -6,9 +6,11 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/philox.h"
 #include "shard/pass.h"
 #include "shard/unit_drop.h"
 
+#include <stdio.h>
 #include <string.h>
 
 const char *fsdp_mode_name(fsdp_mode mode)
@@ -78,12 +80,14 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     u->acc = fsdpi_calloc(1, sizeof(*u->acc));
     u->slices = fsdpi_calloc((size_t)count, sizeof(*u->slices));
     u->segments = fsdpi_calloc((size_t)count, sizeof(*u->segments));
+    u->own = fsdpi_calloc((size_t)count, sizeof(*u->own));
     u->edges = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*u->edges));
-    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
+    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->own == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
                  "no memory for unit \"%s\"", u->name);
     for (int r = 0; r <= u->layout.size; r++) u->edges[r] = (size_t)u->layout.edge[r] * sizeof(float);
     u->rounds = 1;
     u->slice_count = fsdpi_layout_cut(&u->layout, kept_from(u), kept_to(u), u->segments);
+    u->own_count = fsdpi_layout_cut(&u->layout, u->lo, u->hi, u->own);
     return FSDP_OK;
 }
 
@@ -105,6 +109,72 @@ static fsdp_status create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *pa
     return create_local(u, params, count, o);
 }
 
+/* ---- do all ranks make the same unit? ---- */
+
+/* What must be the same on all ranks. */
+typedef struct passport {
+    uint64_t params; /* a hash of their names and shapes */
+    int count;
+    fsdp_mode mode;
+} passport;
+
+static const char *param_text(const fsdp_param *p, char *text, size_t bytes)
+{
+    int n = snprintf(text, bytes, "%.80s [", p->name);
+    for (int d = 0; d < p->ndim; d++) n += snprintf(text + n, bytes - (size_t)n, d > 0 ? ",%lld" : "%lld", (long long)p->shape[d]);
+    snprintf(text + n, bytes - (size_t)n, "]");
+    return text;
+}
+
+enum { PARAM_TEXT = 80 + FSDP_MAX_DIMS * 21 + 8 };
+
+static passport passport_of(const fsdp_unit *u)
+{
+    passport mine = { .count = u->layout.count, .mode = u->mode };
+    for (int i = 0; i < u->layout.count; i++) {
+        const fsdp_param *p = &u->layout.param[i];
+        mine.params = mine.params * 31 + fsdpi_name_hash(p->name) + (uint64_t)p->ndim;
+        for (int d = 0; d < p->ndim; d++) mine.params = (mine.params ^ (uint64_t)p->shape[d]) * 0x100000001b3u;
+    }
+    return mine;
+}
+
+/* All ranks know that parameters differ: they go through them together and say which. */
+static fsdp_status name_different_params(const fsdp_unit *u)
+{
+    fsdp_comm *comm = u->rt->comm;
+    for (int i = 0; i < u->layout.count; i++) {
+        char mine[PARAM_TEXT] = "", first[PARAM_TEXT];
+        param_text(&u->layout.param[i], mine, sizeof(mine));
+        FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_UNIT_CREATE, u->name, mine, sizeof(mine)));
+        memcpy(first, fsdpi_comm_told(comm, 0), sizeof(first));
+        for (int r = 1; r < comm->size; r++) {
+            const char *theirs = fsdpi_comm_told(comm, r);
+            FSDP_FAIL_IF(strcmp(first, theirs) != 0, FSDP_ERR_INVALID, "unit \"%s\": parameter %d is %s on rank %d and %s on rank %d", u->name, i, first,
+                         comm->world_ranks[0], theirs, comm->world_ranks[r]);
+        }
+    }
+    FSDP_FAIL(FSDP_ERR_INVALID, "unit \"%s\": parameters differ between ranks", u->name);
+}
+
+static fsdp_status compare_units(const fsdp_unit *u)
+{
+    fsdp_comm *comm = u->rt->comm;
+    passport mine = passport_of(u), first, other;
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_UNIT_CREATE, u->name, &mine, sizeof(mine)));
+    memcpy(&first, fsdpi_comm_told(comm, 0), sizeof(first));
+    bool differ = false;
+    for (int r = 1; r < comm->size; r++) {
+        memcpy(&other, fsdpi_comm_told(comm, r), sizeof(other));
+        int a = comm->world_ranks[0], b = comm->world_ranks[r];
+        FSDP_FAIL_IF(other.count != first.count, FSDP_ERR_INVALID, "unit \"%s\" has %d parameters on rank %d and %d on rank %d", u->name, first.count, a, other.count, b);
+        FSDP_FAIL_IF(other.mode != first.mode, FSDP_ERR_INVALID, "unit \"%s\": mode is %s on rank %d and %s on rank %d", u->name, fsdp_mode_name(first.mode), a,
+                     fsdp_mode_name(other.mode), b);
+        differ |= other.params != first.params;
+    }
+    return differ ? name_different_params(u) : FSDP_OK;
+}
+
 fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *params, int count, const fsdp_unit_opts *opts)
 {
     fsdp_unit_opts o = opts != NULL ? *opts : (fsdp_unit_opts){ 0 };
@@ -116,7 +186,7 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
     fsdp_status st = create(&u, comm, params, count, &o);
     /* A wrong call is wrong on every rank and ends here. What can fail on one rank alone is agreed on. */
     if (st == FSDP_OK || st == FSDP_ERR_NOMEM) st = fsdp_comm_agree(comm, st);
-    if (st == FSDP_OK) st = fsdpi_comm_tag(comm, FSDPI_OP_UNIT_CREATE, o.name, (uint64_t)u->layout.total * sizeof(float));
+    if (st == FSDP_OK) st = compare_units(u);
     if (st == FSDP_OK) {
         st = create_shared(u);
         if (st == FSDP_OK) st = create_master(u);
@@ -190,6 +260,7 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_free(u->acc);
     fsdpi_free(u->slices);
     fsdpi_free(u->segments);
+    fsdpi_free(u->own);
     fsdpi_free(u->edges);
     fsdpi_free(u->name);
     fsdpi_free(u);
@@ -309,11 +380,10 @@ static fsdp_status fill_elements(const char *name, int param, int64_t first, int
     return FSDP_OK;
 }
 
-/* In pieces through host memory where the host may not write to the device. */
-static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, fsdp_fill_fn fill, void *arg)
+/* Into device memory at `to`; in pieces through host memory where the host may not write there. */
+static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to, fsdp_fill_fn fill, void *arg)
 {
     const char *name = u->layout.param[g->param].name;
-    float *to = u->master + (g->at - kept_from(u));
     if (fsdp_device_host_accessible(u->ctx->dev)) return fill(name, g->param, g->offset, g->numel, to, arg);
     enum { PIECE = 1 << 16 };
     int64_t piece = g->numel < PIECE ? g->numel : PIECE;
@@ -330,15 +400,38 @@ static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, fsdp_fill_
     return st;
 }
 
+/* New values are made beside the old ones: where a rank has none for its part, all keep the old ones. */
+static fsdp_status make_values(fsdp_unit *u, float *to, fsdp_fill_fn fill, void *arg)
+{
+    for (int i = 0; i < u->slice_count; i++) {
+        fsdp_status st = fill_segment(u, &u->segments[i], to + (u->segments[i].at - kept_from(u)), fill, arg);
+        if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status take_values(fsdp_unit *u, const float *from)
+{
+    for (int i = 0; i < u->slice_count; i++) {
+        int64_t at = u->segments[i].at - kept_from(u);
+        FSDP_TRY(fsdp_stream_copy(u->ctx->compute, u->master + at, from + at, (size_t)u->segments[i].numel * sizeof(float)));
+    }
+    return fsdpi_unit_publish(u);
+}
+
 fsdp_status fsdp_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg)
 {
+    FSDP_FAIL_IF(fill == NULL, FSDP_ERR_INVALID, "fsdp_unit_fill: unit \"%s\": no function", u->name);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_FILL, NULL));
     FSDP_TRY(fsdpi_unit_done(u));
     FSDP_TRY(fsdpi_unit_open(u));
-    fsdp_status st = FSDP_OK;
-    for (int i = 0; i < u->slice_count && st == FSDP_OK; i++) st = fill_segment(u, &u->segments[i], fill, arg);
-    FSDP_TRY(fsdp_comm_agree(u->rt->comm, st));
-    FSDP_TRY(fsdpi_unit_publish(u));
+    void *p = NULL;
+    fsdp_status st = fsdpi_arena_alloc(u->ctx->arena, (size_t)(kept_to(u) - kept_from(u)) * sizeof(float), &p);
+    if (st == FSDP_OK) st = make_values(u, p, fill, arg);
+    st = fsdp_comm_agree(u->rt->comm, st);
+    if (st == FSDP_OK) st = take_values(u, p);
+    fsdpi_arena_free(u->ctx->arena, p);
+    if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     fsdpi_unit_check(u);
     return FSDP_OK;
 }

@@ -63,6 +63,7 @@ struct fsdp_unit {
     fsdpi_flat *grad_flat; /* mode none: reduced slices, gathered in a step */
     uint32_t grad_version;
 
+    uint64_t listed; /* a mark of the list that was looked at last */
     bool in_step;
     const float *step_grad; /* of the first element that this rank keeps; NULL: no gradients */
     float *step_whole;      /* mode none, transports that copy: arena block */
@@ -72,6 +73,8 @@ struct fsdp_unit {
     fsdp_slice *slices;  /* for fsdp_unit_slices */
     fsdpi_segment *segments;
     int slice_count;
+    fsdpi_segment *own;  /* of this rank's slice, also in mode none */
+    int own_count;
     char state_text[160];
 };
 
@@ -81,8 +84,8 @@ fsdp_status fsdpi_unit_hold(fsdp_unit *u);
 /* Takes a holder away; the last one reshards unless `keep`. */
 fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep);
 fsdp_status fsdpi_unit_reshard(fsdp_unit *u);
-/* Notes that unit u was used, and gathers those that came next in the pass before. */
-fsdp_status fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
+/* Notes that unit u was used, and gathers those that came next in the pass before. A hint: what fails is left out. */
+void fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
 
 /* ---- publish.c ---- */
 /* The order in which parameters change: done on all units, then open, write, publish a unit. */
@@ -99,12 +102,16 @@ fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass);
 fsdp_status fsdpi_grad_post(fsdp_unit *u);
 /* Reduces what is owed: all of it, waiting; or what can be done without waiting. */
 fsdp_status fsdpi_reduce_owed(fsdpi_runtime *rt, bool wait);
-/* ... up to the last one that is owed on this window. */
-fsdp_status fsdpi_reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window);
+/* After a kernel has failed, what was launched behind it did not run: says again how far this rank is. */
+fsdp_status fsdpi_windows_repeat(fsdpi_runtime *rt);
 void fsdpi_grad_commit(fsdp_unit *u);
 void fsdpi_grad_discard(fsdp_unit *u);
 /* Adds the rounds up: leaves the sum, if any, in acc[0].now. */
 fsdp_status fsdpi_grad_final(fsdp_unit *u);
+
+/* ---- step.c ---- */
+/* Ends a step in which nothing was written: the gradients stay, and it can be begun again. Not collective. */
+void fsdpi_step_leave(fsdp_unit_list units);
 
 static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)
 {

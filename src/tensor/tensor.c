@@ -32,7 +32,29 @@ void fsdpi_storage_release(fsdpi_storage *s)
 {
     if (s == NULL || --s->refs > 0) return;
     fsdpi_arena_free(s->arena, s->data);
+    if (s->recipe != NULL) s->recipe->fini(s->recipe);
     fsdpi_free(s);
+}
+
+void fsdpi_storage_economise(fsdpi_storage *s)
+{
+    if (s == NULL || s->recipe == NULL || s->refs > s->saves) return;
+    fsdpi_arena_free(s->arena, s->data);
+    s->data = NULL;
+}
+
+fsdp_status fsdpi_storage_restore(fsdpi_storage *s, fsdp_tape *tape)
+{
+    if (s->data != NULL) return FSDP_OK;
+    void *p;
+    FSDP_TRY(fsdpi_arena_alloc(s->arena, s->bytes, &p));
+    fsdp_status st = s->recipe->make(s->recipe, tape, p);
+    if (st != FSDP_OK) {
+        fsdpi_arena_free(s->arena, p);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    s->data = p;
+    return FSDP_OK;
 }
 
 fsdp_status fsdpi_tensor_set_shape(fsdp_tensor *t, fsdp_dtype dtype, int ndim, const int64_t *shape)

@@ -9,16 +9,29 @@
 
 #include "device/arena.h"
 
+/* How to compute a storage's values again from others that are kept: what is cheap to compute need not be held from the forward
+ * to the backward. The same kernels on the same inputs give the same bits. */
+typedef struct fsdpi_recipe {
+    fsdp_status (*make)(struct fsdpi_recipe *r, fsdp_tape *tape, void *data); /* into data, in stream order */
+    void (*fini)(struct fsdpi_recipe *r);                                     /* releases what it retains, and itself */
+} fsdpi_recipe;
+
 typedef struct fsdpi_storage {
     int refs;
+    int saves; /* how many of them are nodes of a tape */
     fsdpi_arena *arena;
-    void *data; /* device address */
+    void *data; /* device address; NULL: given up, to be made again by the recipe */
     size_t bytes;
+    fsdpi_recipe *recipe; /* may be NULL */
 } fsdpi_storage;
 
 fsdp_status fsdpi_storage_create(fsdpi_storage **out, fsdpi_arena *arena, size_t bytes);
 fsdpi_storage *fsdpi_storage_retain(fsdpi_storage *s);
 void fsdpi_storage_release(fsdpi_storage *s); /* NULL is accepted */
+/* Where only nodes hold it and there is a recipe: gives the memory up for now. */
+void fsdpi_storage_economise(fsdpi_storage *s);
+/* The memory is there again, and so are the values. */
+fsdp_status fsdpi_storage_restore(fsdpi_storage *s, fsdp_tape *tape);
 
 /* Where a parameter is, and where its gradient goes. NULL with an error where it cannot be had now. */
 typedef struct fsdpi_source {

@@ -493,46 +493,56 @@ static void test_tied_in_two_units(void **state)
 
 #define assert_fails_here(expr, text) rank_check((expr) == FSDP_ERR_STATE && strstr(fsdp_last_error_message(), (text)) != NULL)
 
-/* Rank 1 has a label that does not exist. It is told so, the others that ranks differ; a reset mends it, before or after the
- * tape is cancelled, and training goes on as if the micro-batch had not been. */
+static fsdp_status micro_batch(net *n, const int32_t *l, fsdp_tape **tape, fsdp_tensor **loss)
+{
+    fsdp_tensor *x, *y, *labels;
+    float v[ROWS * IN] = { 1 };
+    double sum, count;
+    FSDP_TRY(fsdp_tape_begin_with(tape, n->comm, &(fsdp_tape_opts){ .device = n->device }));
+    FSDP_TRY(fsdp_tensor_from_f32(&x, *tape, v, 2, (int64_t[]){ ROWS, IN }));
+    FSDP_TRY(fsdp_tensor_from_i32(&labels, *tape, l, 1, (int64_t[]){ ROWS }));
+    FSDP_TRY(fsdp_forward(n->model, *tape, x, &y));
+    FSDP_TRY(fsdp_op_cross_entropy(*tape, y, labels, loss));
+    FSDP_TRY(fsdp_backward(*tape, *loss));
+    return fsdp_loss_read(*loss, &sum, &count);
+}
+
+/* Rank 1 has a label that does not exist. It is told so; the others that ranks differ, wherever they are by then. A reset mends
+ * it, before or after the tape is cancelled, and training goes on as if the micro-batch had not been. */
 static fsdp_status one_bad_label(fsdp_comm *world, void *arg)
 {
     int rank = fsdp_comm_rank(world);
     for (int cancel_first = 0; cancel_first < 2; cancel_first++) {
         net n = { .comm = world };
-        fsdp_tape *tape;
-        fsdp_tensor *x, *y, *labels, *loss;
-        float v[ROWS * IN] = { 1 }, before[NUMEL], after[NUMEL];
+        fsdp_tape *tape = NULL;
+        fsdp_tensor *loss = NULL;
+        float before[NUMEL], after[NUMEL];
         int32_t l[ROWS] = { 0, 1, rank == 1 ? 77 : 2, 3 };
-        double mean, sum, count;
+        double mean;
         fsdp_optim *optim;
         FSDP_TRY(fsdp_device_open(&n.device, arg));
         FSDP_TRY(build(&n));
         FSDP_TRY(o_inner_fwd_first(&n));
         FSDP_TRY(fsdp_optim_create_sgd(&optim, fsdp_module_units(n.model), &(fsdp_sgd_opts){ .lr = lr }));
         FSDP_TRY(read_all(n.model, before));
-        FSDP_TRY(fsdp_tape_begin_with(&tape, world, &(fsdp_tape_opts){ .device = n.device }));
-        FSDP_TRY(fsdp_tensor_from_f32(&x, tape, v, 2, (int64_t[]){ ROWS, IN }));
-        FSDP_TRY(fsdp_tensor_from_i32(&labels, tape, l, 1, (int64_t[]){ ROWS }));
-        FSDP_TRY(fsdp_forward(n.model, tape, x, &y));
-        FSDP_TRY(fsdp_op_cross_entropy(tape, y, labels, &loss));
-        fsdp_status st = fsdp_backward(tape, loss);
-        if (st == FSDP_OK) st = fsdp_loss_read(loss, &sum, &count);
+        FSDP_TRY(fsdp_comm_barrier(world));
+        fsdp_status st = micro_batch(&n, l, &tape, &loss);
         if (rank == 1) {
             rank_check(st == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "77") != NULL);
-            if (cancel_first) st = fsdp_tape_cancel(tape);
-            else st = fsdp_comm_barrier(world); /* the others learn of it by what this rank does next */
-        } else if (st == FSDP_OK) {
-            st = fsdp_tape_end(tape);
+        } else {
+            if (st == FSDP_OK) {
+                st = fsdp_tape_end(tape);
+                tape = NULL;
+            }
+            rank_check(st == FSDP_ERR_COMM);
+        }
+        if (cancel_first) {
+            (void)!fsdp_tape_cancel(tape);
             tape = NULL;
         }
-        if (rank != 1) rank_check(st == FSDP_ERR_COMM);
-        if (cancel_first && rank != 1 && tape != NULL) (void)!fsdp_tape_cancel(tape);
         FSDP_TRY(fsdp_comm_reset(world));
-        if (!cancel_first && tape != NULL) {
-            assert_fails_here(fsdp_backward(tape, loss), "fsdp_comm_reset");
-            FSDP_TRY(fsdp_tape_end(tape));
-        }
+        if (tape != NULL && loss != NULL) assert_fails_here(fsdp_backward(tape, loss), "fsdp_comm_reset");
+        FSDP_TRY(fsdp_tape_end(tape));
         FSDP_TRY(read_all(n.model, after));
         rank_check(memcmp(before, after, sizeof(before)) == 0);
         FSDP_TRY(step(&n, optim, &mean));

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "ops/gemm.h"
+#include "ops/gemm_plain.h"
 #include "tolerances.h"
 
 #include <dlfcn.h>
@@ -244,6 +245,35 @@ static void test_same_bits(void **state)
         }
 }
 
+/* The product of our own: the same bits on every instruction set, and in any cut. */
+static void test_plain_bits(void **state)
+{
+    (void)state;
+    enum { M = 67, N = 71, K = 300, CUT = 29 };
+    float *a = random_floats(M * K, 3), *b = random_floats(N * K, 1 << 20), *c = random_floats(M * N, 1 << 21);
+    float *want = malloc(M * N * sizeof(float)), *got = malloc(M * N * sizeof(float));
+    assert_true(want != NULL && got != NULL);
+    for (int t = 0; t < 4; t++) {
+        fsdpi_gemm g = { .trans_a = t & 1, .trans_b = t & 2, .M = M, .N = N, .K = K, .alpha = 0.3f, .beta = 0.7f,
+                         .a = a, .b = b, .c = want, .lda = t & 1 ? M : K, .ldb = t & 2 ? K : N, .ldc = N };
+        memcpy(want, c, M * N * sizeof(float));
+        fsdpi_gemm_plain_get(FSDPI_ISA_PORTABLE)->run(&g);
+        for (int isa = 0; isa < FSDPI_ISA_COUNT; isa++) {
+            if (!fsdpi_isa_supported((fsdpi_isa)isa)) continue;
+            fsdpi_gemm_cut cut = { CUT, CUT, (M + CUT - 1) / CUT, (N + CUT - 1) / CUT };
+            memcpy(got, c, M * N * sizeof(float));
+            g.c = got;
+            for (int64_t i = 0; i < cut.row_pieces * cut.col_pieces; i++) {
+                fsdpi_gemm piece = fsdpi_gemm_piece(&g, &cut, i);
+                fsdpi_gemm_plain_get((fsdpi_isa)isa)->run(&piece);
+            }
+            assert_memory_equal(want, got, M * N * sizeof(float));
+        }
+    }
+    float *all[] = { a, b, c, want, got };
+    for (int i = 0; i < 5; i++) free(all[i]);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -253,6 +283,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_openmp_setting_is_left_alone),
         cmocka_unit_test(test_cut),
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_plain_bits),
     };
     static const char *const kinds[] = { "onednn", "cblas", "reference" };
     if (getenv("FSDP_GEMM") != NULL) return cmocka_run_group_tests(tests, NULL, NULL);

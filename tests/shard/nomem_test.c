@@ -3,13 +3,11 @@
  * Memory ends at any moment: the n-th allocation fails, for n = 1, 2, ... until all goes well. Each time the error is
  * FSDP_ERR_NOMEM, nothing is leaked, and either the work can be done again with the same bits, or the world can be
  * taken down. Where it happens on one rank of several, all are told. */
+#include "support/mini.h"
 #include "support/ranks.h"
-#include "support/toy.h"
 
 #include "base/alloc.h"
 #include "comm/comm.h"
-
-enum { MANY = 100000 };
 
 /* ---- one rank of three ---- */
 
@@ -61,10 +59,194 @@ static void test_a_unit_is_made_on_all_ranks_or_on_none(void **state)
     in_corners(create_on_all_or_none, &(corners){ .ranks = (const int[]){ 3, 0 }, .processes_only = true, .all_modes = true });
 }
 
+/* ---- one rank alone: all that a program does ---- */
+
+enum { STEPS = 2, LEAVES = 3, STRIDE = CAN_FORK ? 1 : 9 /* ThreadSanitizer is slow, and there is one thread */ };
+
+typedef struct life {
+    mini m;
+    float param[1024];
+    long failures; /* how many calls failed, and were made again */
+    bool queue;    /* of the device: what was launched in part is not taken back, but for passes */
+} life;
+
+/* What may fail and is made again: with one failure a run, twice is enough. */
+#define AGAIN(expr, mend)                                                                                   \
+    do {                                                                                                    \
+        fsdp_status again_ = (expr);                                                                        \
+        for (int tries_ = 0; again_ == FSDP_ERR_NOMEM && tries_ < 2 && !l->queue; tries_++) {               \
+            l->failures++;                                                                                  \
+            mend;                                                                                           \
+            again_ = (expr);                                                                                \
+        }                                                                                                   \
+        FSDP_TRY(again_);                                                                                   \
+    } while (0)
+
+static fsdp_status cancel(mini *m)
+{
+    fsdp_pass *pass = m->pass;
+    m->pass = NULL;
+    return fsdp_pass_cancel(pass);
+}
+
+static fsdp_status write_and_read(life *l)
+{
+    fsdp_unit *u = l->m.unit[MINI_BIG];
+    fsdp_stream *s = fsdp_unit_stream(u);
+    float x[5] = { 1, 2, 3, 4, 5 };
+    AGAIN(fsdp_unit_summon_begin(u, &(fsdp_unit_summon_opts){ .writeback = true }), (void)0);
+    AGAIN(fsdp_stream_copy(s, fsdp_unit_summoned(u, 0), x, sizeof(x)), (void)0);
+    AGAIN(fsdp_stream_sync(s), (void)0);
+    AGAIN(fsdp_unit_summon_end(u), (void)0);
+    AGAIN(mini_read(&l->m, l->param), (void)0);
+    return FSDP_OK;
+}
+
+static fsdp_status live(life *l, fsdp_comm *comm, const corner *c)
+{
+    mini_opts o = { .mode = c->mode, .device = c->device };
+    AGAIN(mini_create(&l->m, comm, &o), mini_destroy(&l->m));
+    for (int step = 0; step < STEPS; step++) {
+        /* twice in a row: a second round of gradients */
+        l->queue = false;
+        for (int leaf = 0; leaf < LEAVES; leaf++)
+            AGAIN(mini_leaf(&l->m, "[0 F1 F2 F3 F4 F5 ]0 {0 B5 B4 B3 B2 B1 }0 F1 B1", step * LEAVES + leaf), FSDP_TRY(cancel(&l->m)));
+        l->queue = strcmp(c->device, "guard") == 0;
+        AGAIN(fsdp_optim_step(l->m.optim, &(fsdp_step_opts){ .clip = 1.0f }), (void)0);
+    }
+    FSDP_TRY(write_and_read(l));
+    mini_destroy(&l->m);
+    return FSDP_OK;
+}
+
+static fsdp_status live_once(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    life *l = c->arg;
+    fsdp_status st = live(l, comm, c);
+    if (st != FSDP_OK) {
+        fsdp_status kept = st;
+        (void)!cancel(&l->m);
+        mini_destroy(&l->m);
+        return kept;
+    }
+    return FSDP_OK;
+}
+
+/* Done again where it fails: in the end everything is as if nothing had happened. */
+static void live_and_repeat(const char *transport, const char *device, fsdp_mode mode, int stride)
+{
+    static life want, got;
+    corner c = { .transport = transport, .device = device, .mode = mode, .ranks = 1, .threads = true };
+    want = (life){ 0 };
+    c.arg = &want;
+    fsdpi_alloc_fail_at(0);
+    assert_ok(in_corner(live_once, &c));
+    long made = fsdpi_alloc_fail_at(0), blocks = fsdpi_alloc_live(), hit = 0, given_up = 0;
+    for (long n = 1; n <= made; n += stride) {
+        got = (life){ 0 };
+        c.arg = &got;
+        fsdpi_alloc_fail_at(n);
+        fsdp_status st = in_corner(live_once, &c);
+        fsdpi_alloc_fail_at(0);
+        if (st == FSDP_ERR_NOMEM && got.failures == 0) { /* the launch itself, or what is not done again */
+            given_up++;
+            if (fsdpi_alloc_live() != blocks) fail_msg("%s, allocation %ld: %ld blocks are left", corner_name(&c), n, fsdpi_alloc_live() - blocks);
+            continue;
+        }
+        if (st != FSDP_OK) fail_msg("%s, allocation %ld of %ld: %s", corner_name(&c), n, made, fsdp_last_error());
+        hit += got.failures;
+        if (memcmp(want.param, got.param, sizeof(want.param)) != 0) fail_msg("%s, allocation %ld of %ld: other bits", corner_name(&c), n, made);
+        if (fsdpi_alloc_live() != blocks) fail_msg("%s, allocation %ld: %ld blocks are left", corner_name(&c), n, fsdpi_alloc_live() - blocks);
+    }
+    print_message("%s: %ld allocations; the call was made again %ld times, all was taken down %ld times\n", corner_name(&c), made, hit, given_up);
+    assert_true(hit > 0);
+}
+
+/* On a device with a queue launches fail as well. */
+static void test_what_failed_on_a_queue_can_be_done_again(void **state)
+{
+    (void)state;
+    const char *stride = getenv("STRIDE"); /* 1 for all of them: 2 minutes */
+    for (int m = FSDP_MODE_FULL; m <= FSDP_MODE_NONE; m++) {
+        live_and_repeat("self", "guard", (fsdp_mode)m, stride != NULL ? atoi(stride) : 61);
+        live_and_repeat("copy", "guard", (fsdp_mode)m, stride != NULL ? atoi(stride) : 67);
+    }
+}
+
+static void test_what_failed_can_be_done_again(void **state)
+{
+    (void)state;
+    for (int m = FSDP_MODE_FULL; m <= FSDP_MODE_NONE; m++) {
+        if (m == FSDP_MODE_FULL || m == FSDP_MODE_NONE) live_and_repeat("self", "cpu", (fsdp_mode)m, STRIDE);
+        live_and_repeat("copy", "cpu", (fsdp_mode)m, STRIDE);
+    }
+}
+
+/* ---- a leaf, on one rank of three ---- */
+
+typedef struct trained {
+    float param[3][1024];
+    bool hit, failed; /* a failed hint (prefetch) fails no call */
+} trained;
+
+/* The leaf after the first step is the one; n: the allocation, 0 for none. */
+static fsdp_status train(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    long n = *(long *)c->arg;
+    int rank = fsdp_comm_rank(comm);
+    trained *out = c->shared;
+    mini m;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+    FSDP_TRY(mini_step(&m, MINI_NESTED, 0, 3));
+    if (rank == 1) fsdpi_alloc_fail_at(n);
+    fsdp_status st = mini_leaf(&m, MINI_NESTED, 3 + rank);
+    long made = fsdpi_alloc_fail_at(0);
+    if (rank == 1) out->hit = made >= n;
+    if (st != FSDP_OK) {
+        rank_check(st == (rank == 1 ? FSDP_ERR_NOMEM : FSDP_ERR_COMM));
+        if (rank == 1) out->failed = true;
+        (void)!cancel(&m);
+        FSDP_TRY(fsdp_comm_reset(comm));
+        FSDP_TRY(mini_leaf(&m, MINI_NESTED, 3 + rank));
+    }
+    FSDP_TRY(fsdp_optim_step(m.optim, NULL));
+    FSDP_TRY(mini_read(&m, out->param[rank]));
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_one_rank_runs_out_of_memory(void **state)
+{
+    (void)state;
+    if (!CAN_FORK) return; /* the count of allocations is the process's */
+    for (int k = 0; k < 4; k++) {
+        trained *want = shared_alloc(sizeof(*want)), *got = shared_alloc(sizeof(*got));
+        long n = 0;
+        corner c = { .transport = k % 2 ? "copy" : "shm", .device = k / 2 ? "guard" : "cpu", .mode = (fsdp_mode)k, .ranks = 3, .arg = &n, .shared = want };
+        assert_ok(in_corner(train, &c));
+        c.shared = got;
+        int failed = 0;
+        for (n = 1; n == 1 || got->hit; n += k / 2 ? 11 : 1) {
+            memset(got, 0, sizeof(*got));
+            if (in_corner(train, &c) != FSDP_OK) fail_msg("%s, allocation %ld: %s", corner_name(&c), n, fsdp_last_error());
+            if (memcmp(want->param, got->param, sizeof(want->param)) != 0) fail_msg("%s, allocation %ld: other bits", corner_name(&c), n);
+            failed += got->failed;
+        }
+        assert_true(failed > 2);
+        shared_free(want, sizeof(*want));
+        shared_free(got, sizeof(*got));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_unit_is_made_on_all_ranks_or_on_none),
+        cmocka_unit_test(test_what_failed_can_be_done_again),
+        cmocka_unit_test(test_what_failed_on_a_queue_can_be_done_again),
+        cmocka_unit_test(test_one_rank_runs_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

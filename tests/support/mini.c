@@ -55,30 +55,34 @@ typedef struct args {
     float *g[MOST_PARAMS], beta[MOST_PARAMS];
 } args;
 
+static void mix(float *number, const float *p, int64_t numel, int64_t leaf, int i)
+{
+    float n = *number;
+    for (int64_t j = 0; j < numel; j++) n = 0.9f * n + p[j] * noise((uint32_t)leaf, (uint32_t)i, (uint32_t)j);
+    *number = n;
+}
+
+static void add_gradient(float *g, bool add, float number, const float *p, int64_t numel, int64_t leaf, int unit, int i)
+{
+    for (int64_t j = 0; j < numel; j++)
+        g[j] = (add ? g[j] : 0) + number * noise((uint32_t)leaf, (uint32_t)(16 * unit + i), (uint32_t)j) + 0.125f * p[j];
+}
+
 static fsdp_status k_forward(const fsdp_kernel *k, const void *v)
 {
     const args *a = v;
-    float n = *a->number;
-    for (int i = 0; i < a->count; i++) {
-        const float *p = fsdp_kernel_ptr(k, a->p[i]);
-        for (int64_t j = 0; j < a->numel[i]; j++) n = 0.9f * n + p[j] * noise((uint32_t)a->leaf, (uint32_t)i, (uint32_t)j);
-    }
-    *a->number = n + 0.25f;
+    for (int i = 0; i < a->count; i++) mix(a->number, fsdp_kernel_ptr(k, a->p[i]), a->numel[i], a->leaf, i);
+    *a->number += 0.25f;
     return FSDP_OK;
 }
 
 static fsdp_status k_backward(const fsdp_kernel *k, const void *v)
 {
     const args *a = v;
-    float n = *a->number;
-    for (int i = 0; i < a->count; i++) {
-        if (a->g[i] == NULL) continue;
-        const float *p = fsdp_kernel_ptr(k, a->p[i]);
-        float *g = fsdp_kernel_ptr(k, a->g[i]);
-        for (int64_t j = 0; j < a->numel[i]; j++)
-            g[j] = (a->beta[i] != 0 ? g[j] : 0) + n * noise((uint32_t)a->leaf, (uint32_t)(16 * a->unit + i), (uint32_t)j) + 0.125f * p[j];
-    }
-    *a->number = 0.75f * n;
+    for (int i = 0; i < a->count; i++)
+        if (a->g[i] != NULL)
+            add_gradient(fsdp_kernel_ptr(k, a->g[i]), a->beta[i] != 0, *a->number, fsdp_kernel_ptr(k, a->p[i]), a->numel[i], a->leaf, a->unit, i);
+    *a->number *= 0.75f;
     return FSDP_OK;
 }
 
@@ -186,4 +190,117 @@ fsdp_status mini_read(mini *m, float *out)
             out += fsdp_unit_param_numel(m->unit[u], i);
         }
     return FSDP_OK;
+}
+
+/* ---- the plain one ---- */
+
+enum { MOST_NUMEL = 512, MOST_ROUNDS = 4 };
+
+typedef struct plain_unit {
+    float p[MOST_PARAMS][MOST_NUMEL], v[MOST_PARAMS][MOST_NUMEL], window[MOST_PARAMS][MOST_NUMEL];
+    float acc[MOST_ROUNDS][MOST_PARAMS][MOST_NUMEL];
+    bool has[MOST_ROUNDS], open, touched[MOST_PARAMS];
+    int rounds, forwards, backwards, forward_open;
+} plain_unit;
+
+struct plain {
+    plain_unit unit[MINI_UNITS];
+};
+
+static int64_t numel_of(int u, int i)
+{
+    int64_t n = 1;
+    for (int d = 0; d < units[u].param[i].ndim; d++) n *= units[u].param[i].shape[d];
+    return n;
+}
+
+plain *plain_create(void)
+{
+    plain *p = calloc(1, sizeof(*p));
+    for (int u = 0; p != NULL && u < MINI_UNITS; u++)
+        for (int i = 0; i < units[u].count; i++)
+            for (int64_t j = 0; j < numel_of(u, i); j++) p->unit[u].p[i][j] = mini_value(units[u].param[i].name, j);
+    return p;
+}
+
+void plain_destroy(plain *p)
+{
+    free(p);
+}
+
+static void plain_post(plain_unit *x, int u)
+{
+    int r = x->rounds++;
+    for (int i = 0; i < units[u].count; i++)
+        for (int64_t j = 0; j < numel_of(u, i); j++) {
+            float g = x->touched[i] ? x->window[i][j] : 0;
+            x->acc[r][i][j] = x->has[r] ? x->acc[r][i][j] + g : g;
+        }
+    x->has[r] = true;
+    x->open = false;
+}
+
+static void plain_backward(plain_unit *x, int u, float *number, int64_t leaf, int grads)
+{
+    if (!x->open) memset(x->touched, 0, sizeof(x->touched));
+    x->open = true;
+    for (int i = 0; i < units[u].count && i < grads; i++) {
+        add_gradient(x->window[i], x->touched[i], *number, x->p[i], numel_of(u, i), leaf, u, i);
+        x->touched[i] = true;
+    }
+    *number *= 0.75f;
+}
+
+void plain_leaf(plain *p, const char *script, int64_t leaf)
+{
+    float number = 0;
+    for (int u = 0; u < MINI_UNITS; u++) {
+        plain_unit *x = &p->unit[u];
+        x->rounds = x->forwards = x->backwards = x->forward_open = 0;
+    }
+    for (const char *s = script; *s != '\0'; s++) {
+        if (*s == ' ') continue;
+        char what = *s++;
+        int u = *s - '0', grads = what == 'P' ? 1 : what == 'N' ? 0 : MOST_PARAMS;
+        plain_unit *x = &p->unit[u];
+        if (what == '[' || what == 'F') {
+            for (int i = 0; i < units[u].count; i++) mix(&number, x->p[i], numel_of(u, i), leaf, i);
+            number += 0.25f;
+            x->forward_open++;
+        }
+        if (what == ']' || what == 'F') {
+            x->forward_open--;
+            x->forwards++;
+        }
+        if (strchr("{BPN", what) != NULL) plain_backward(x, u, &number, leaf, grads);
+        if (strchr("}BPN", what) != NULL && ++x->backwards == x->forwards && x->forward_open == 0) plain_post(x, u);
+    }
+    for (int u = 0; u < MINI_UNITS; u++)
+        if (p->unit[u].open) plain_post(&p->unit[u], u);
+}
+
+void plain_step(plain *p, float scale)
+{
+    const float lr = 0.05f, momentum = 0.9f, decay = 0.01f;
+    for (int u = 0; u < MINI_UNITS; u++) {
+        plain_unit *x = &p->unit[u];
+        for (int i = 0; i < units[u].count && x->has[0]; i++)
+            for (int64_t j = 0; j < numel_of(u, i); j++) {
+                float g = x->acc[0][i][j];
+                for (int r = 1; r < MOST_ROUNDS; r++)
+                    if (x->has[r]) g += x->acc[r][i][j];
+                x->v[i][j] = momentum * x->v[i][j] + (g * scale + decay * x->p[i][j]);
+                x->p[i][j] -= lr * x->v[i][j];
+            }
+        memset(x->has, 0, sizeof(x->has));
+    }
+}
+
+void plain_read(const plain *p, float *out)
+{
+    for (int u = 0; u < MINI_UNITS; u++)
+        for (int i = 0; i < units[u].count; i++) {
+            memcpy(out, p->unit[u].p[i], (size_t)numel_of(u, i) * sizeof(float));
+            out += numel_of(u, i);
+        }
 }

@@ -57,4 +57,16 @@ fsdp_status mini_read(mini *m, float *out);
 /* The initial value of an element. */
 float mini_value(const char *name, int64_t i);
 
+/* ---- the same without the core: one process, whole vectors, plain loops ---- */
+
+typedef struct plain plain;
+
+plain *plain_create(void);
+void plain_destroy(plain *p);
+/* A pass of one leaf; its gradients count at once, as those of all leaves do in the order of their numbers. */
+void plain_leaf(plain *p, const char *script, int64_t leaf);
+/* As fsdp_optim_step() of mini_opts.sgd with this grad_scale and no clipping. */
+void plain_step(plain *p, float scale);
+void plain_read(const plain *p, float *out);
+
 #endif

@@ -29,7 +29,7 @@ const char *corner_name(const corner *c)
 
 fsdp_status in_corner(fsdp_rank_fn fn, const corner *c)
 {
-    fsdp_launch_opts o = { .ranks = c->ranks, .transport = c->transport, .ranks_are_threads = c->threads, .timeout_s = 120, .threads = 1 };
+    fsdp_launch_opts o = { .ranks = c->ranks, .transport = c->transport, .ranks_are_threads = c->threads, .timeout_s = 20, .threads = 1 };
     return fsdp_launch(&o, fn, (void *)(uintptr_t)c);
 }
 

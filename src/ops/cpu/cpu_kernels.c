@@ -68,7 +68,7 @@ void fsdpi_drop_bits(const fsdp_kernel *k, const fsdpi_dropout *d, int64_t b, in
 {
     uint64_t sample = (uint32_t)(d->first_sample + (uint64_t)b);
     uint64_t ctr_hi = sample | (uint64_t)d->layer << 32;
-    /* The counter's low half is start / 4: an element below 2^34 leaves its upper word to the step. */
+    /* The counter's low half is start / 4: its upper word is the step. */
     uint64_t start = (uint64_t)element | (uint64_t)d->step << 34;
     fsdpi_philox_kernels_get(k->isa)->bits(d->seed ^ FSDPI_PHILOX_DROPOUT, ctr_hi, start, (size_t)n, bits);
 }

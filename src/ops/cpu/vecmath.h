@@ -9,10 +9,15 @@
 #include "ops/cpu/lanes.h"
 
 /* A loop over the elements i of a row of n, for the compiler to make vectors of. Its iterations are
- * independent even where an output is an input, which is what ivdep says. */
-#define EACH(...)                                                                   \
-    do {                                                                            \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) { __VA_ARGS__; }       \
+ * independent even where an output is an input, which is what the pragma says. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+#define EACH(...)                                                             \
+    do {                                                                      \
+        INDEPENDENT for (int64_t i = 0; i < n; i++) { __VA_ARGS__; }          \
     } while (0)
 
 /* The same for loops that are written in vectors: the vector at i, which has `left` elements. The body is

@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Every call that is not allowed, in every state, returns FSDP_ERR_STATE, names the unit and the way out, and changes
+ * nothing: not what units say of themselves, not the other ranks (which may not have made the call), and not one bit of
+ * the training around it. Walks the tables of shard/life.h: each condition of each event is seen to fail. */
+#include "support/mini.h"
+#include "support/ranks.h"
+
+#include "base/error.h"
+#include "shard/life.h"
+
+/* ---- the calls ---- */
+
+typedef struct probe {
+    mini *m;
+    fsdp_unit *unit;
+    fsdp_pass *pass;
+} probe;
+
+static fsdp_status from_pointer(const void *p)
+{
+    return p != NULL ? FSDP_OK : fsdpi_error_status();
+}
+
+static fsdp_status begin_forward(probe *p)
+{
+    return fsdp_unit_begin_forward(p->unit, p->pass);
+}
+
+static fsdp_status end_forward(probe *p)
+{
+    return fsdp_unit_end_forward(p->unit, p->pass);
+}
+
+static fsdp_status begin_backward(probe *p)
+{
+    return fsdp_unit_begin_backward(p->unit, p->pass);
+}
+
+static fsdp_status end_backward(probe *p)
+{
+    return fsdp_unit_end_backward(p->unit, p->pass);
+}
+
+static fsdp_status pass_begin(probe *p)
+{
+    return fsdp_pass_begin(&p->pass, p->m->comm, FSDP_PASS_TRAIN);
+}
+
+static fsdp_status pass_end(probe *p)
+{
+    return fsdp_pass_end(p->pass);
+}
+
+static fsdp_status summon_read(probe *p)
+{
+    return fsdp_unit_summon_begin(p->unit, NULL);
+}
+
+static fsdp_status summon_write(probe *p)
+{
+    return fsdp_unit_summon_begin(p->unit, &(fsdp_unit_summon_opts){ .writeback = true });
+}
+
+static fsdp_status summon_end(probe *p)
+{
+    return fsdp_unit_summon_end(p->unit);
+}
+
+static fsdp_status read_param(probe *p)
+{
+    float x[512];
+    return fsdp_unit_read_param(p->unit, 0, x);
+}
+
+static void never(const char *name, int64_t i, float *value, void *arg)
+{
+    (void)name;
+    (void)i;
+    (void)arg;
+    *value = -1;
+}
+
+static fsdp_status init(probe *p)
+{
+    return fsdp_unit_init(p->unit, never, NULL);
+}
+
+/* The unit comes last in the list: those before it must not be touched. */
+static fsdp_status step_begin(probe *p)
+{
+    fsdp_unit *all[] = { p->m->unit[MINI_BIG], p->m->unit[MINI_TINY], p->unit };
+    return fsdp_step_begin((fsdp_unit_list){ all, 3 });
+}
+
+static fsdp_status step_end(probe *p)
+{
+    return fsdp_step_end((fsdp_unit_list){ &p->unit, 1 });
+}
+
+static fsdp_status step_cancel(probe *p)
+{
+    return fsdp_step_cancel((fsdp_unit_list){ &p->unit, 1 });
+}
+
+static fsdp_status step_norm(probe *p)
+{
+    double norm;
+    return fsdp_step_grad_norm((fsdp_unit_list){ &p->unit, 1 }, &norm, NULL);
+}
+
+static fsdp_status optim_step(probe *p)
+{
+    return fsdp_optim_step(p->m->optim, NULL);
+}
+
+static fsdp_status zero_grad(probe *p)
+{
+    return fsdp_unit_zero_grad(p->unit);
+}
+
+static fsdp_status param(probe *p)
+{
+    return from_pointer(fsdp_unit_param(p->unit, 0));
+}
+
+static fsdp_status grad(probe *p)
+{
+    float beta = 7;
+    fsdp_status st = from_pointer(fsdp_unit_grad(p->unit, 0, &beta));
+    if (st != FSDP_OK && beta != 7) FSDP_FAIL(FSDP_ERR_INTERNAL, "beta was written");
+    return st;
+}
+
+static fsdp_status summoned(probe *p)
+{
+    return from_pointer(fsdp_unit_summoned(p->unit, 0));
+}
+
+static fsdp_status create(probe *p)
+{
+    fsdp_unit *u = NULL;
+    fsdp_param w = { "w", 1, { 3 } };
+    fsdp_status st = fsdp_unit_create(&u, p->m->comm, &w, 1, &(fsdp_unit_opts){ .name = "a" }); /* the name that is asked for */
+    if (st != FSDP_OK && u != NULL) FSDP_FAIL(FSDP_ERR_INTERNAL, "a unit came out");
+    return st;
+}
+
+/* Letters: what states are described with. */
+static const struct {
+    char letter;
+    const char *name;
+    fsdp_status (*call)(probe *p);
+} calls[] = {
+    { 'f', "fsdp_unit_begin_forward", begin_forward },   { 'F', "fsdp_unit_end_forward", end_forward },
+    { 'b', "fsdp_unit_begin_backward", begin_backward }, { 'B', "fsdp_unit_end_backward", end_backward },
+    { 'p', "fsdp_pass_begin", pass_begin },              { 'P', "fsdp_pass_end", pass_end },
+    { 'r', "fsdp_unit_summon_begin", summon_read },      { 'w', "fsdp_unit_summon_begin", summon_write },
+    { 'S', "fsdp_unit_summon_end", summon_end },         { 'R', "fsdp_unit_summon_begin", read_param },
+    { 'i', "fsdp_unit_init", init },                     { 't', "fsdp_step_begin", step_begin },
+    { 'T', "fsdp_step_end", step_end },                  { 'C', "fsdp_step_end", step_cancel },
+    { 'n', "fsdp_step_end", step_norm },                 { 'o', "fsdp_step_begin", optim_step },
+    { 'z', "fsdp_unit_zero_grad", zero_grad },           { 'x', "fsdp_unit_param", param },
+    { 'g', "fsdp_unit_grad", grad },                     { 's', "fsdp_unit_summoned", summoned },
+    { 'c', "fsdp_unit_create", create },
+};
+enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
+
+/* ---- the tables ---- */
+
+static const char *const event_calls[] = {
+#define ROW(e, call, needs, does) call,
+    FSDPI_EVENT_MAP(ROW)
+#undef ROW
+};
+
+static const struct {
+    const char *not_so, *way_out;
+} conditions[] = {
+#define ROW(c, not_so, way_out) { not_so, way_out },
+    FSDPI_CONDITION_MAP(ROW)
+#undef ROW
+};
+
+/* Which conditions were seen to fail: by rank 0, in memory that the parent sees. */
+typedef struct seen {
+    bool failed[FSDPI_EVENT_COUNT][FSDPI_CONDITION_COUNT];
+    float param[2][8][1024]; /* without and with wrong calls, as each rank reads them */
+    int probes;
+} seen;
+
+static void note(seen *s, const char *message)
+{
+    for (int e = 0; e < FSDPI_EVENT_COUNT; e++) {
+        size_t n = strlen(event_calls[e]);
+        if (strncmp(message, event_calls[e], n) != 0 || message[n] != ':') continue;
+        for (int c = 0; c < FSDPI_CONDITION_COUNT; c++)
+            if (strstr(message, conditions[c].not_so) != NULL && strstr(message, conditions[c].way_out) != NULL) s->failed[e][c] = true;
+    }
+}
+
+/* ---- states ---- */
+
+typedef struct run {
+    mini m;
+    bool wrong_calls; /* of this rank */
+    seen *seen;       /* rank 0's */
+    fsdp_pass *ended;
+} run;
+
+static fsdp_status try_call(run *r, probe p, int k, const char *state)
+{
+    char before[MINI_UNITS][160];
+    for (int u = 0; u < MINI_UNITS; u++) snprintf(before[u], sizeof(before[u]), "%s", fsdp_unit_state(r->m.unit[u]));
+    fsdp_status st = calls[k].call(&p);
+    const char *said = fsdp_last_error_message();
+    if (st != FSDP_ERR_STATE) FSDP_FAIL(FSDP_ERR_INTERNAL, "%s, %s: %s (%s)", state, calls[k].name, fsdp_status_name(st), said);
+    bool others = strchr("otPp", calls[k].letter) != NULL; /* these are about several units, and name one */
+    if (strncmp(said, calls[k].name, strlen(calls[k].name)) != 0 || strstr(said, others ? "unit \"" : "\"a\"") == NULL)
+        FSDP_FAIL(FSDP_ERR_INTERNAL, "%s, %s: it names no call or no unit: %s", state, calls[k].name, said);
+    if (strstr(said, "first") == NULL && strstr(said, "summon") == NULL && strstr(said, "begin") == NULL && strstr(said, "needs") == NULL)
+        FSDP_FAIL(FSDP_ERR_INTERNAL, "%s, %s: no way out: %s", state, calls[k].name, said);
+    if (r->seen != NULL) note(r->seen, said);
+    for (int u = 0; u < MINI_UNITS; u++)
+        if (strcmp(before[u], fsdp_unit_state(r->m.unit[u])) != 0)
+            FSDP_FAIL(FSDP_ERR_INTERNAL, "%s, %s: unit %d was %s and is %s", state, calls[k].name, u, before[u], fsdp_unit_state(r->m.unit[u]));
+    return FSDP_OK;
+}
+
+/* Makes every call that is not in `legal`. A pass that is NULL: with NULL, and with one that has ended. */
+static fsdp_status try_wrong(run *r, fsdp_pass *pass, const char *legal, const char *state)
+{
+    if (!r->wrong_calls) return FSDP_OK;
+    for (int k = 0; k < CALLS; k++) {
+        if (strchr(legal, calls[k].letter) != NULL) continue;
+        bool takes_pass = strchr("fFbB", calls[k].letter) != NULL;
+        if (pass == NULL && calls[k].letter == 'P') continue; /* there is none to end */
+        FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], pass }, k, state));
+        if (pass == NULL && takes_pass && r->ended != NULL) FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], r->ended }, k, state));
+        if (r->seen != NULL) r->seen->probes++;
+    }
+    return FSDP_OK;
+}
+
+/* Whether the parameters of a unit that is not in use may be read: where they are kept. */
+static const char *with(const char *legal, bool readable)
+{
+    static _Thread_local char text[32];
+    snprintf(text, sizeof(text), "%s%s", legal, readable ? "x" : "");
+    return text;
+}
+
+static fsdp_status one_pass(run *r, int64_t leaf)
+{
+    mini *m = &r->m;
+    fsdp_mode mode = fsdp_unit_mode(m->unit[MINI_A]);
+    fsdp_pass *pass;
+    bool kept = mode != FSDP_MODE_FULL;
+    FSDP_TRY(fsdp_pass_begin(&pass, m->comm, FSDP_PASS_TRAIN));
+    FSDP_TRY(try_wrong(r, pass, with("fpP", mode == FSDP_MODE_NONE || mode == FSDP_MODE_OPTIMIZER), "a pass is open"));
+    FSDP_TRY(mini_run(m, pass, "[0 [1", leaf));
+    FSDP_TRY(try_wrong(r, pass, "fFpx", "its forward is open"));
+    FSDP_TRY(mini_run(m, pass, "]1", leaf));
+    FSDP_TRY(try_wrong(r, pass, with("fbp", kept), "its forward has ended"));
+    FSDP_TRY(mini_run(m, pass, "F2 F3 F5 ]0 {0 B5 B3 B2 {1", leaf));
+    FSDP_TRY(try_wrong(r, pass, "fBpxg", "its backward is open"));
+    FSDP_TRY(mini_run(m, pass, "}1", leaf));
+    bool whole = mode == FSDP_MODE_OPTIMIZER || mode == FSDP_MODE_NONE;
+    FSDP_TRY(try_wrong(r, pass, with("fp", whole), "its backward has ended"));
+    FSDP_TRY(mini_run(m, pass, "}0", leaf));
+    FSDP_TRY(try_wrong(r, pass, with("fpP", whole), "all backwards have ended"));
+    r->ended = pass;
+    return fsdp_pass_end(pass);
+}
+
+static fsdp_status two_passes(run *r, int64_t leaf)
+{
+    mini *m = &r->m;
+    fsdp_mode mode = fsdp_unit_mode(m->unit[MINI_A]);
+    bool whole = mode == FSDP_MODE_OPTIMIZER || mode == FSDP_MODE_NONE;
+    fsdp_pass *first, *second;
+    FSDP_TRY(fsdp_pass_begin(&first, m->comm, FSDP_PASS_TRAIN));
+    FSDP_TRY(mini_run(m, first, "F1 F1", leaf));
+    FSDP_TRY(fsdp_pass_begin(&second, m->comm, FSDP_PASS_TRAIN));
+    FSDP_TRY(mini_run(m, second, "F1 {1", leaf + 1000));
+    FSDP_TRY(try_wrong(r, first, "fpxgP", "another pass is in its backward"));
+    FSDP_TRY(mini_run(m, second, "}1", leaf + 1000));
+    FSDP_TRY(try_wrong(r, first, with("fpP", whole), "another pass has its gradients"));
+    FSDP_TRY(fsdp_pass_end(second));
+    FSDP_TRY(mini_run(m, first, "B1", leaf));
+    FSDP_TRY(try_wrong(r, first, with("fbpP", whole || mode == FSDP_MODE_GRAD_OP), "one of two backwards has ended"));
+    FSDP_TRY(mini_run(m, first, "B1", leaf));
+    r->ended = first;
+    return fsdp_pass_end(first);
+}
+
+static fsdp_status evaluation(run *r, int64_t leaf)
+{
+    mini *m = &r->m;
+    fsdp_mode mode = fsdp_unit_mode(m->unit[MINI_A]);
+    bool whole = mode == FSDP_MODE_OPTIMIZER || mode == FSDP_MODE_NONE;
+    fsdp_pass *pass;
+    FSDP_TRY(fsdp_pass_begin(&pass, m->comm, FSDP_PASS_EVAL));
+    FSDP_TRY(mini_run(m, pass, "[1", leaf));
+    FSDP_TRY(try_wrong(r, pass, "fFpx", "its forward is open, in an evaluation"));
+    FSDP_TRY(mini_run(m, pass, "]1", leaf));
+    FSDP_TRY(try_wrong(r, pass, with("fpP", whole), "its forward has ended, in an evaluation"));
+    r->ended = pass;
+    return fsdp_pass_end(pass);
+}
+
+static fsdp_status summons(run *r)
+{
+    mini *m = &r->m;
+    FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
+    FSDP_TRY(try_wrong(r, NULL, "rSRzxc", "it is summoned"));
+    FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
+    FSDP_TRY(try_wrong(r, NULL, "rSRzxc", "it is summoned twice"));
+    FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
+    FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
+    FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], &(fsdp_unit_summon_opts){ .writeback = true }));
+    FSDP_TRY(try_wrong(r, NULL, "rwSRzxsc", "it is summoned with writeback"));
+    return fsdp_unit_summon_end(m->unit[MINI_A]);
+}
+
+typedef struct update_args {
+    float *p;
+    const float *g;
+    int64_t numel;
+} update_args;
+
+static fsdp_status k_update(const fsdp_kernel *k, const void *args)
+{
+    const update_args *a = args;
+    float *p = fsdp_kernel_ptr(k, a->p);
+    const float *g = fsdp_kernel_ptr(k, a->g);
+    for (int64_t i = 0; i < a->numel; i++) p[i] -= 0.01f * g[i];
+    return FSDP_OK;
+}
+
+static fsdp_status step(run *r)
+{
+    mini *m = &r->m;
+    FSDP_TRY(fsdp_step_begin(mini_list(m)));
+    FSDP_TRY(try_wrong(r, NULL, with("TCnc", fsdp_unit_mode(m->unit[MINI_A]) == FSDP_MODE_NONE), "it is in a step"));
+    for (int u = 0; u < MINI_UNITS; u++) {
+        const fsdp_slice *s;
+        int n;
+        fsdp_unit_slices(m->unit[u], &s, &n);
+        for (int i = 0; i < n; i++)
+            if (s[i].grad != NULL)
+                FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(m->unit[u]), k_update, &(update_args){ s[i].master, s[i].grad, s[i].numel }, sizeof(update_args)));
+    }
+    return fsdp_step_end(mini_list(m));
+}
+
+static fsdp_status live(fsdp_comm *comm, const corner *c, bool wrong_calls, float *out)
+{
+    int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
+    /* All ranks make the wrong calls, or one alone does. */
+    run r = { .wrong_calls = wrong_calls && (c->arg == NULL || rank == 0), .seen = wrong_calls && rank == 0 ? c->shared : NULL };
+    FSDP_TRY(mini_create(&r.m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+    bool none = c->mode == FSDP_MODE_NONE;
+    for (int s = 0; s < 2; s++) {
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztoc", none), "it is idle"));
+        FSDP_TRY(summons(&r));
+        FSDP_TRY(one_pass(&r, s * 2 * size + rank));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztoc", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
+        FSDP_TRY(two_passes(&r, (s * 2 + 1) * size + rank));
+        FSDP_TRY(summons(&r));
+        FSDP_TRY(evaluation(&r, 77)); /* mode optimizer has them whole when the step begins */
+        FSDP_TRY(step(&r));
+    }
+    FSDP_TRY(mini_read(&r.m, out));
+    mini_destroy(&r.m);
+    return FSDP_OK;
+}
+
+static fsdp_status both(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    seen *s = c->shared;
+    for (int wrong = 0; wrong < 2; wrong++) FSDP_TRY(live(comm, c, wrong, s->param[wrong][fsdp_comm_rank(comm)]));
+    return FSDP_OK;
+}
+
+static seen all;
+
+static void compare(const corner *c)
+{
+    const seen *s = c->shared;
+    if (s->probes < 100) fail_msg("%s: %d wrong calls", corner_name(c), s->probes);
+    for (int r = 0; r < c->ranks; r++)
+        if (memcmp(s->param[0][0], s->param[0][r], sizeof(s->param[0][r])) != 0 || memcmp(s->param[0][0], s->param[1][r], sizeof(s->param[0][r])) != 0)
+            fail_msg("%s: other bits", corner_name(c));
+    for (int e = 0; e < FSDPI_EVENT_COUNT; e++)
+        for (int k = 0; k < FSDPI_CONDITION_COUNT; k++) all.failed[e][k] |= s->failed[e][k];
+}
+
+static void test_wrong_calls_change_nothing(void **state)
+{
+    (void)state;
+    static const int ranks[] = { 1, 3, 0 };
+    in_corners(both, &(corners){ .ranks = ranks, .all_modes = true, .shared = sizeof(seen), .after = compare });
+    in_corners(both, &(corners){ .ranks = (const int[]){ 2, 0 }, .all_modes = true, .shared = sizeof(seen), .after = compare, .arg = "rank 0 alone" });
+}
+
+static void test_every_condition_was_seen_to_fail(void **state)
+{
+    (void)state;
+    int missing = 0;
+    for (int e = 0; e < FSDPI_EVENT_COUNT; e++) {
+        assert_string_equal(event_calls[e], fsdpi_event_call((fsdpi_event)e));
+        for (int c = 0; c < FSDPI_CONDITION_COUNT; c++) {
+            bool needed = fsdpi_event_conditions((fsdpi_event)e) >> c & 1;
+            if (needed && !all.failed[e][c]) print_message("%s: never failed with \"%s\"\n", event_calls[e], conditions[c].not_so);
+            missing += needed && !all.failed[e][c];
+        }
+    }
+    assert_int_equal(missing, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wrong_calls_change_nothing),
+        cmocka_unit_test(test_every_condition_was_seen_to_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
