@@ -84,7 +84,7 @@ typedef struct fsdp_schedule {
     fsdp_schedule_kind kind;
     float lr, min_lr;  /* the highest; where cosine and linear end */
     int64_t warmup;    /* steps of linear rise: step s < warmup has lr (s + 1) / warmup */
-    int64_t steps;     /* the last step is steps - 1; after it the rate stays */
+    int64_t steps;     /* the last step is steps - 1; after it the rate stays. A run of one step has the highest rate */
 } fsdp_schedule;
 
 /* A function of the step alone (0 is the first). */

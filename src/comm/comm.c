@@ -38,6 +38,12 @@ fsdp_status fsdpi_comm_create(fsdp_comm **out, fsdpi_world *world, const fsdpi_t
     void *block;
     FSDP_TRY_GOTO(fsdpi_comm_heap_map(c, c->block_offset, c->block_bytes, &block), free_ranks);
     c->block = block;
+    /* Ranks that launch a second time go on where they were: all counters are as the last launch left them. */
+    const fsdpi_member *me = &c->block->member[rank];
+    uint64_t tags = atomic_load(&me->tags);
+    c->exchanges = atomic_load(&me->arrived.value);
+    c->resets = atomic_load(&me->reset.value);
+    c->hash = tags > 0 ? atomic_load(&me->ring[(tags - 1) % FSDPI_TAGS].hash) : 0;
     *out = c;
     return FSDP_OK;
 free_ranks:

@@ -50,7 +50,7 @@ static const fsdpi_transport_ops *transport_of(const fsdpi_world *w)
     return fsdpi_transport_find(&t, w->control->transport, w->control->size) == FSDP_OK ? t : NULL;
 }
 
-fsdp_status fsdpi_rank_run(fsdpi_world *w, int rank, fsdp_rank_fn fn, void *arg)
+fsdp_status fsdpi_rank_run(fsdpi_world *w, int rank, fsdp_rank_fn fn, void *arg, fsdpi_rank_state then)
 {
     fsdpi_rank_slot *slot = &w->control->rank[rank];
     int size = w->control->size, *ranks = fsdpi_calloc((size_t)size, sizeof(*ranks));
@@ -67,7 +67,7 @@ fsdp_status fsdpi_rank_run(fsdpi_world *w, int rank, fsdp_rank_fn fn, void *arg)
     }
     if (st == FSDP_OK) {
         fsdp_comm_destroy(comm);
-        atomic_store(&slot->state, FSDPI_RANK_DONE);
+        atomic_store(&slot->state, then);
         return FSDP_OK;
     }
     bool raised = fsdpi_error_status() == st;
@@ -132,7 +132,7 @@ typedef struct rank_thread {
 static void *rank_thread_main(void *arg)
 {
     rank_thread *t = arg;
-    fsdp_status st = fsdpi_rank_run(t->world, t->rank, t->fn, t->arg);
+    fsdp_status st = fsdpi_rank_run(t->world, t->rank, t->fn, t->arg, FSDPI_RANK_DONE);
     (void)st; /* it is in the slot */
     return NULL;
 }
@@ -370,7 +370,7 @@ static _Noreturn void child_main(const child_arg *a, fsdpi_world *w, int rank)
     }
     sigprocmask(SIG_SETMASK, &a->mask, NULL);
     if (a->argv != NULL) exec_program(a, w, rank);
-    fsdp_status st = fsdpi_rank_run(w, rank, a->fn, a->arg);
+    fsdp_status st = fsdpi_rank_run(w, rank, a->fn, a->arg, FSDPI_RANK_DONE);
     fsdpi_world_destroy(w);
     fflush(NULL);
     if (st == FSDP_OK && __lsan_do_leak_check != NULL) __lsan_do_leak_check();
@@ -471,7 +471,7 @@ static fsdp_status join_world(const fsdp_launch_opts *o, const char *where, fsdp
     signalled_control = w.control;
     struct sigaction old;
     sigaction(SIGTERM, &(struct sigaction){ .sa_handler = on_rank_signal, .sa_flags = SA_RESTART }, &old);
-    fsdp_status st = fsdpi_rank_run(&w, rank, fn, arg);
+    fsdp_status st = fsdpi_rank_run(&w, rank, fn, arg, FSDPI_RANK_BETWEEN);
     sigaction(SIGTERM, &old, NULL);
     signalled_control = NULL;
     fsdpi_error e;
@@ -494,7 +494,7 @@ fsdp_status fsdp_launch(const fsdp_launch_opts *opts, fsdp_rank_fn fn, void *arg
     FSDP_TRY(prepare(&w, here ? FSDPI_WORLD_PRIVATE : FSDPI_WORLD_FORKED, o.ranks > 0 ? o.ranks : 1, &o));
     fsdp_status st;
     if (o.ranks_are_threads) st = launch_threads(&w, fn, arg);
-    else if (here) st = fsdpi_rank_run(&w, 0, fn, arg);
+    else if (here) st = fsdpi_rank_run(&w, 0, fn, arg, FSDPI_RANK_DONE);
     else st = launch_processes(&w, &o, &(child_arg){ .fn = fn, .arg = arg });
     fsdpi_error e;
     fsdpi_error_save(&e);

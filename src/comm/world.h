@@ -15,6 +15,7 @@
 typedef enum fsdpi_rank_state {
     FSDPI_RANK_STARTING, /* forked, or a program that has not joined */
     FSDPI_RANK_RUNNING,
+    FSDPI_RANK_BETWEEN, /* a program whose launch has ended well: it may launch again, or exit */
     FSDPI_RANK_DONE,   /* its function returned FSDP_OK */
     FSDPI_RANK_FAILED, /* its function returned an error, which is in the slot */
     FSDPI_RANK_DEAD,   /* the launcher saw it go */

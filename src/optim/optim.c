@@ -99,9 +99,22 @@ static fsdp_status check_list(fsdp_unit_list units)
     return FSDP_OK;
 }
 
+static fsdp_status check_groups(const fsdp_optim_group *groups, int count)
+{
+    FSDP_FAIL_IF(count < 0 || (count > 0 && groups == NULL), FSDP_ERR_INVALID, "an optimizer of %d groups, but no list of them", count);
+    for (int i = 0; i < count; i++) {
+        const fsdp_optim_group *g = &groups[i];
+        FSDP_FAIL_IF(g->pattern == NULL, FSDP_ERR_INVALID, "group %d has no pattern", i);
+        FSDP_FAIL_IF(!(g->weight_decay >= 0) || !(g->lr_scale >= 0), FSDP_ERR_INVALID, "group \"%s\": weight_decay %g and lr_scale %g must be 0 or more",
+                     g->pattern, (double)g->weight_decay, (double)g->lr_scale);
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status create(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_list units, const fsdp_optim_group *groups, int count)
 {
     FSDP_TRY(check_list(units));
+    FSDP_TRY(check_groups(groups, count));
     fsdp_status st;
     fsdp_optim *o;
     FSDPI_NEW(o, 1);
@@ -319,6 +332,8 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     double norm = 0, weight = 0;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
     fsdp_status st = fsdp_step_grad_norm(fsdp_optim_units(o), &norm, &weight);
+    if (st == FSDP_OK && s.grad_scale == 0 && !(weight >= 0 && isfinite(weight)))
+        st = fsdp_error_raise(FSDP_ERR_INVALID, __func__, __FILE__, __LINE__, "fsdp_optim_step: the weight of the passes is %g: see fsdp_pass_add_weight()", weight);
     if (st != FSDP_OK) { /* nothing was written: it can be done again */
         fsdpi_step_leave(fsdp_optim_units(o));
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);

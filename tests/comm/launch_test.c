@@ -209,8 +209,72 @@ static void test_programs(void **state)
                  "cannot run \"no-such-program-here\": No such file");
 }
 
-int main(void)
+static void seven(const char *name, int64_t i, float *value, void *arg)
 {
+    (void)name;
+    (void)i;
+    (void)arg;
+    *value = 7;
+}
+
+/* Each launch of a program joins the ranks anew; between them ranks may be busy with other things. */
+static fsdp_status one_of_three_launches(fsdp_comm *world, void *arg)
+{
+    int rank = fsdp_comm_rank(world), size = fsdp_comm_size(world), round = *(int *)arg;
+    rank_check(size == 3);
+    for (int i = 0; i < 50 + rank % 2; i++) { /* an odd number of operations, once */
+        double x = rank;
+        if (i < 50) FSDP_TRY(fsdp_comm_sum_exact(world, &x, 1));
+        rank_check(i == 50 || x == 3);
+    }
+    fsdp_unit *u;
+    const fsdp_param p = { "w", 1, { 1000 } };
+    FSDP_TRY(fsdp_unit_create(&u, world, &p, 1, NULL));
+    float w[1000];
+    FSDP_TRY(fsdp_unit_read_param(u, 0, w));
+    for (int i = 0; i < 1000; i++) rank_check(w[i] == 0); /* not what the last launch left there */
+    FSDP_TRY(fsdp_unit_init(u, seven, NULL));
+    FSDP_TRY(fsdp_unit_read_param(u, 0, w));
+    for (int i = 0; i < 1000; i++) rank_check(w[i] == 7);
+    if (round != 1) fsdp_unit_destroy(u); /* or it goes with the communicator */
+    return FSDP_OK;
+}
+
+static int launch_three_times(void)
+{
+    for (int round = 0; round < 3; round++) {
+        fsdp_status st = fsdp_launch(NULL, one_of_three_launches, &round);
+        if (st != FSDP_OK) {
+            fprintf(stderr, "launch %d: %s\n", round, fsdp_last_error());
+            return 1;
+        }
+        if (getpid() % 3 == 0) usleep(100000); /* one of them is late for the next */
+    }
+    return 0;
+}
+
+static void test_a_program_may_launch_again(void **state)
+{
+    (void)state;
+    char self[256], *again[] = { self, "three-launches", NULL }, *leaves[] = { self, "one-leaves", NULL };
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    assert_true(n > 0);
+    self[n] = '\0';
+    for (int i = 0; i < 5; i++) assert_ok(fsdp_launch_program(&(fsdp_launch_opts){ .ranks = 3, .timeout_s = 20 }, again));
+    /* Who does not come to the second launch has finished: the others are told. */
+    assert_fails(fsdp_launch_program(&(fsdp_launch_opts){ .ranks = 3, .timeout_s = 20 }, leaves), FSDP_ERR_COMM, "rank 1 has finished: it made fewer calls");
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "three-launches") == 0) return launch_three_times();
+    if (argc > 1 && strcmp(argv[1], "one-leaves") == 0) {
+        int round = 0;
+        fsdp_status st = fsdp_launch(NULL, one_of_three_launches, &round);
+        if (st == FSDP_OK && atoi(getenv("FSDP_RANK")) == 1) return 0;
+        if (st == FSDP_OK) st = fsdp_launch(NULL, one_of_three_launches, &round);
+        return st != FSDP_OK;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_rank_that_dies_is_named),
         cmocka_unit_test(test_an_error_of_one_rank_is_the_launch_s),
@@ -219,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_ranks_die_with_the_launcher),
         cmocka_unit_test(test_no_silent_worlds_of_one),
         cmocka_unit_test(test_programs),
+        cmocka_unit_test(test_a_program_may_launch_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,55 @@
+#!/bin/sh
+# Checks docs/protocol.pml and docs/meeting.pml with spin: what they say must hold in every interleaving, and each broken
+# variant must be found out. Takes some seconds; exit status 77 where spin or a C compiler is missing.
+#
+#   dev/model.sh [-v]       -v: also what spin says of each
+set -eu
+docs=$(cd "$(dirname "$0")/.." && pwd)/docs
+verbose=${1:-}
+cc=${CC:-gcc}
+if ! command -v spin >/dev/null 2>&1 || ! command -v "$cc" >/dev/null 2>&1; then
+    echo "model: spin or a C compiler is missing: not checked" >&2
+    exit 77
+fi
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp"
+
+# check holds|fails MODEL OPTIONS
+check() {
+    want=$1 model=$2
+    shift 2
+    spin -a "$@" "$docs/$model.pml" >spin.log 2>&1 || { cat spin.log; exit 1; }
+    "$cc" -w -O0 -DSAFETY -o pan pan.c # compiling takes longer than searching
+    ./pan -m200000 -w22 >pan.log 2>&1 || true
+    # A search that was cut short proves nothing.
+    if ! grep -q "errors:" pan.log || grep -q "max search depth too small\|out of memory" pan.log; then
+        cat pan.log
+        echo "model: no verdict for $model $*" >&2
+        exit 1
+    fi
+    if grep -q "errors: 0" pan.log; then got=holds; else got=fails; fi
+    states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' pan.log)
+    why=$(sed -n 's/^pan:1: \(.*\) (at depth.*/: \1/p' pan.log)
+    echo "$got  $model $* ($states states)$why"
+    if [ "$verbose" = -v ]; then cat pan.log; fi
+    [ "$got" = "$want" ] || { echo "model: it should be: $want" >&2; exit 1; }
+}
+
+check holds protocol -DN=2 -DU=3 -DW=2
+check holds protocol -DN=2 -DU=3 -DW=3 -DSTEPS=3
+check holds protocol -DN=2 -DU=3 -DW=2 -DQUEUE
+check holds protocol -DN=3 -DU=3 -DW=2
+check holds protocol -DN=3 -DU=2 -DW=2 -DQUEUE
+check holds protocol -DN=2 -DU=3 -DW=2 -DDEATH
+check holds protocol -DN=3 -DU=1 -DW=1 -DSTEPS=1 -DDEATH
+for broken in DROP_PUBLISH_WAIT DROP_DONE_WAIT DONE_FROM_ZERO DROP_WINDOW_ACK DROP_POST_WAIT EARLY_TAKE DROP_OWED_FIRST RANK_ORDER_BY_ARRIVAL; do
+    check fails protocol -DN=2 -DU=3 -DW=2 -D$broken
+done
+check fails protocol -DN=2 -DU=3 -DW=2 -DDEATH -DDEAF_TO_DEATH
+
+check holds meeting -DN=2 -DK=4
+check holds meeting -DN=3 -DK=3
+for broken in ONE_SLOT NO_HASH NO_RECHECK; do
+    check fails meeting -DN=3 -DK=3 -D$broken
+done
