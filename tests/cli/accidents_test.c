@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STEPS = 500 };
-#define SETTINGS "--model config.json --data text.txt --val-fraction 0 --batch 6 --micro-batch 1 --steps 500 --lr 0.003 --save-every 40 "
+enum { STEPS = 300 };
+#define SETTINGS "--model config.json --data text.txt --val-fraction 0 --batch 6 --micro-batch 1 --steps 300 --lr 0.003 --save-every 30 "
 
 static void nap(double s)
 {
@@ -89,7 +89,7 @@ static void test_ranks_are_killed(void **state)
         command_result r;
         int ranks = (int[]){ 2, 3, 6 }[round % 3], sig = round % 3 == 1 ? SIGSEGV : round == 5 ? SIGBUS : SIGKILL;
         int done = path_there("killed") ? lines_now("killed") : 0;
-        if (!begin(&c, "killed", ranks, 1 + (done / 40) * 40 + (int)(fsdp_rng_uniform(&rng) * 60), "--quiet")) {
+        if (!begin(&c, "killed", ranks, 1 + (done / 30) * 30 + (int)(fsdp_rng_uniform(&rng) * 45), "--quiet")) {
             command_wait(&c, &r);
             assert_int_equal(r.code, 0);
             break;
@@ -117,7 +117,7 @@ static void test_launcher_is_killed(void **state)
     for (int round = 0; round < 3; round++) {
         command c;
         command_result r;
-        assert_true(begin(&c, "orphans", 3, 60 + 100 * round, "--quiet"));
+        assert_true(begin(&c, "orphans", 3, 40 + 70 * round, "--quiet"));
         pid_t all[3];
         for (int i = 0; i < 3; i++) all[i] = command_rank(&c, i);
         assert_int_equal(kill(c.pid, SIGKILL), 0);
@@ -166,13 +166,13 @@ static void test_asked_to_stop(void **state)
         command c;
         command_result r;
         char said[100], path[100];
-        assert_true(begin(&c, "asked", 3, 50 + 80 * i, ""));
+        assert_true(begin(&c, "asked", 3, 30 + 60 * i, ""));
         kill(ways[i].to < 0 ? c.pid : command_rank(&c, ways[i].to), ways[i].sig);
         command_wait(&c, &r);
         if (r.code != 0) fail_msg("signal %d: exit status %d: %s", ways[i].sig, r.code, r.err);
         assert_int_equal(r.err[0], '\0');
         int steps = lines_now("asked");
-        snprintf(said, sizeof(said), "stopped, as asked, after step %d of 500; go on with: fsdp train --out asked --resume latest", steps);
+        snprintf(said, sizeof(said), "stopped, as asked, after step %d of 300; go on with: fsdp train --out asked --resume latest", steps);
         if (strstr(r.out, said) == NULL) fail_msg("\"%s\" is not in: %s", said, r.out);
         snprintf(path, sizeof(path), "asked/checkpoints/step-%08d", steps); /* of exactly that step */
         assert_true(path_there("%s/manifest.json", path));
@@ -248,8 +248,8 @@ static void test_full_disk(void **state)
     (void)state;
     static command_result r;
     shell_run(&r, "mkdir -p small; exec unshare -m sh -c 'mount -t tmpfs -o size=330k none small && $FSDP train --out small/run --ranks 3 --threads 1 " SETTINGS
-                  " --keep 100 >out.txt; echo status $?; ls -A small/run/checkpoints; cp -r small/run/checkpoints/step-00000040 saved; rm -rf small/run/checkpoints/step-00000080; "
-                  "$FSDP train --out small/run --ranks 2 --resume small/run/checkpoints/step-00000040 --stop-after 41 --keep 1 --quiet; echo status $?'");
+                  " --keep 100 >out.txt; echo status $?; ls -A small/run/checkpoints; cp -r small/run/checkpoints/step-00000030 saved; rm -rf small/run/checkpoints/step-00000060; "
+                  "$FSDP train --out small/run --ranks 2 --resume small/run/checkpoints/step-00000030 --stop-after 31 --keep 1 --quiet; echo status $?'");
     if (strstr(r.err, "unshare") != NULL || strstr(r.err, "mount") != NULL) return; /* not allowed here */
     if (strstr(r.out, "status 1") == NULL) fail_msg("out: %s\nerr: %s", r.out, r.err);
     const char *message = strstr(r.err, "fsdp: ");
@@ -258,7 +258,7 @@ static void test_full_disk(void **state)
     assert_non_null(strstr(message, "small/run/checkpoints/.step-"));
     assert_non_null(strstr(message, "bytes are free"));
     assert_null(strstr(r.out, ".tmp")); /* nothing of the one that failed is left */
-    assert_non_null(strstr(r.out, "step-00000040"));
+    assert_non_null(strstr(r.out, "step-00000030"));
     command_ok("inspect saved");
     /* the log */
     shell_run(&r, "mkdir -p tiny; exec unshare -m sh -c 'mount -t tmpfs -o size=40k none tiny && exec $FSDP train --out tiny/run --ranks 2 --threads 1 " SETTINGS "--quiet'");
