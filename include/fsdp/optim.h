@@ -59,7 +59,8 @@ typedef struct fsdp_step_opts {
 
 /* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients are
  * left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names the unit; parameters and state are as before,
- * the gradients are dropped. */
+ * the gradients are dropped. Other errors before the update: all is as before, gradients too. A device that fails in the
+ * update leaves its units in the step: fsdp_comm_reset() ends it. */
 FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *opts) FSDP_NODISCARD;
 
 /* Not collective, but the same on every rank. */

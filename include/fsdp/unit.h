@@ -76,7 +76,8 @@ typedef struct fsdp_unit_opts {
                      negative: none. Of no effect where a gather copies nothing (transport shm). */
 } fsdp_unit_opts;
 
-/* Makes a unit; its parameters are 0 until they are initialised. Names and shapes are copied. */
+/* Makes a unit; its parameters are 0 until they are initialised. Names and shapes are copied. Names, shapes and mode must
+ * be the same on all ranks: FSDP_ERR_INVALID says where they differ. */
 FSDP_API fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *params, int count,
                                       const fsdp_unit_opts *opts) FSDP_NODISCARD;
 /* NULL is accepted. Outside of passes. */
@@ -98,7 +99,7 @@ FSDP_API const char *fsdp_unit_state(const fsdp_unit *unit);
 /* Sets *value of element i of a parameter, on its original shape (row-major index). Called on every rank for the
  * elements that it keeps, so it must not depend on the rank, unless patchwork values are wanted. */
 typedef void (*fsdp_init_fn)(const char *name, int64_t i, float *value, void *arg);
-/* The same for elements [first, first + numel). May fail: then nothing is published, on any rank. */
+/* The same for elements [first, first + numel). May fail: then no rank has new values, and all return the error. */
 typedef fsdp_status (*fsdp_fill_fn)(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg);
 
 /* Sets all parameters. Outside of passes; no unit is ever whole for it. */
@@ -113,10 +114,11 @@ typedef enum fsdp_pass_kind {
 } fsdp_pass_kind;
 
 FSDP_API fsdp_status fsdp_pass_begin(fsdp_pass **out, fsdp_comm *comm, fsdp_pass_kind kind) FSDP_NODISCARD;
-/* Commits the pass's gradients and frees the pass. Units that it left whole are sharded. On FSDP_ERR_STATE (a unit is
- * still active) the pass goes on. */
+/* Commits the pass's gradients, on all ranks or on none, and frees the pass. Units that it left whole are sharded. After
+ * an error nothing counts and the pass is still open: cancel it, or after FSDP_ERR_STATE (a unit is still active) go on. */
 FSDP_API fsdp_status fsdp_pass_end(fsdp_pass *pass) FSDP_NODISCARD;
-/* Drops the pass with all that it did: its gradients do not count, those of earlier passes do. NULL is accepted. */
+/* Drops the pass with all that it did: its gradients do not count, those of earlier passes do. Also after a kernel has
+ * failed: streams can be used again, and other passes that were open then can only be cancelled. NULL is accepted. */
 FSDP_API fsdp_status fsdp_pass_cancel(fsdp_pass *pass) FSDP_NODISCARD;
 /* Not collective. Says how much a rank's pass weighs (its samples, or tokens): fsdp_optim_step() then divides the sums
  * of gradients by the sum of weights. Adds up over calls. */
@@ -142,6 +144,8 @@ typedef struct fsdp_unit_summon_opts {
     bool writeback; /* each rank's own slice of what it wrote is kept and published; false: read-only */
 } fsdp_unit_summon_opts;
 
+/* What was written is published at the end of the outermost summon, on all ranks or on none; until then fsdp_unit_param()
+ * reads the old values. */
 FSDP_API fsdp_status fsdp_unit_summon_begin(fsdp_unit *unit, const fsdp_unit_summon_opts *opts) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_summon_end(fsdp_unit *unit) FSDP_NODISCARD;
 /* Not collective. Parameter i while summoned with writeback: a device address that this rank may write. NULL (and an
@@ -171,7 +175,8 @@ FSDP_API void fsdp_unit_slices(fsdp_unit *unit, const fsdp_slice **out, int *cou
 FSDP_API int64_t fsdp_unit_slice_numel(const fsdp_unit *unit);
 
 /* Between begin and end masters may be written, on each unit's stream, and gradients are final. Outside of passes.
- * end publishes the masters and drops the gradients; cancel drops the gradients, and nothing may have been written. */
+ * end publishes the masters and drops the gradients, when all ranks have come to it; cancel drops the gradients, and
+ * nothing may have been written. A unit may be in a list once. */
 FSDP_API fsdp_status fsdp_step_begin(fsdp_unit_list units) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_step_end(fsdp_unit_list units) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_step_cancel(fsdp_unit_list units) FSDP_NODISCARD;

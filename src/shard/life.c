@@ -106,7 +106,21 @@ fsdp_status fsdpi_life_allows(const fsdp_unit *u, fsdpi_event ev, const fsdp_pas
     return FSDP_OK;
 }
 
-void fsdpi_unit_check(const fsdp_unit *u)
+bool fsdpi_residency_may_move(fsdpi_residency from, fsdpi_residency to)
+{
+#define ROW(a, b, when) || (from == (a) && to == (b))
+    return from == to FSDPI_RESIDENCY_MOVE_MAP(ROW);
+#undef ROW
+}
+
+bool fsdpi_gradient_may_move(fsdpi_gradient from, fsdpi_gradient to)
+{
+#define ROW(a, b, when) || (from == (a) && to == (b))
+    return from == to FSDPI_GRADIENT_MOVE_MAP(ROW);
+#undef ROW
+}
+
+void fsdpi_unit_check(fsdp_unit *u)
 {
 #ifndef NDEBUG
     bool passes = u->rt->passes != NULL;
@@ -121,6 +135,10 @@ void fsdpi_unit_check(const fsdp_unit *u)
     FSDPI_ASSERT((u->summoned != NULL) == (u->summons > 0 && u->writeback));                              /* I8 */
     FSDPI_ASSERT(passes || u->holders == u->summons);                                                     /* I9 */
     FSDPI_ASSERT(passes || (u->gradient == FSDPI_GRAD_NONE && u->rt->owed == NULL));                      /* I10 */
+    FSDPI_ASSERT(fsdpi_residency_may_move(u->checked_residency, u->residency));                           /* I11 */
+    FSDPI_ASSERT(fsdpi_gradient_may_move(u->checked_gradient, u->gradient));                              /* I11 */
+    u->checked_residency = u->residency;
+    u->checked_gradient = u->gradient;
 #else
     (void)u;
 #endif

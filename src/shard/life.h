@@ -26,7 +26,8 @@
  *   I7  in a step the gradient is NONE
  *   I8  a private buffer exists only while summoned with writeback
  *   I9  passes open on the communicator == 0 implies holders == summons
- *   I10 no pass is open implies the gradient is NONE and nothing is owed */
+ *   I10 no pass is open implies the gradient is NONE and nothing is owed
+ *   I11 moves between states are those of the tables below */
 #ifndef FSDPI_SHARD_LIFE_H
 #define FSDPI_SHARD_LIFE_H
 
@@ -42,6 +43,24 @@
     X(FSDPI_GRAD_NONE, "no gradient in flight")                                                             \
     X(FSDPI_GRAD_OPEN, "gradient being written")                                                            \
     X(FSDPI_GRAD_PENDING, "gradient reduced, its pass not ended")
+
+/* The moves there are. X(from, to, when). A call may make two at once. */
+#define FSDPI_RESIDENCY_MOVE_MAP(X)                                                                         \
+    X(FSDPI_SHARDED, FSDPI_AHEAD, "another unit begins, after which this one came in the pass before")      \
+    X(FSDPI_SHARDED, FSDPI_WHOLE, "forward, backward or summon begins: it is gathered")                     \
+    X(FSDPI_AHEAD, FSDPI_WHOLE, "its turn has come")                                                        \
+    X(FSDPI_AHEAD, FSDPI_SHARDED, "the pass ends without it")                                               \
+    X(FSDPI_WHOLE, FSDPI_KEPT, "the last holder ends: the root, or grad-op, before its backward; modes optimizer and none") \
+    X(FSDPI_WHOLE, FSDPI_SHARDED, "the last holder ends")                                                   \
+    X(FSDPI_KEPT, FSDPI_WHOLE, "forward, backward or summon begins: gathered again only where it has new values") \
+    X(FSDPI_KEPT, FSDPI_SHARDED, "its backward ends, or the pass; a reset")
+
+#define FSDPI_GRADIENT_MOVE_MAP(X)                                                                          \
+    X(FSDPI_GRAD_NONE, FSDPI_GRAD_OPEN, "backward begins: a window is acquired")                            \
+    X(FSDPI_GRAD_OPEN, FSDPI_GRAD_PENDING, "backward ends and no forward is left to undo, or the pass ends: the window is posted") \
+    X(FSDPI_GRAD_PENDING, FSDPI_GRAD_OPEN, "backward begins again in the same pass: one more round")        \
+    X(FSDPI_GRAD_PENDING, FSDPI_GRAD_NONE, "the pass ends: it counts; or is cancelled")                     \
+    X(FSDPI_GRAD_OPEN, FSDPI_GRAD_NONE, "the pass is cancelled")
 
 /* What must hold for a call. X(condition, when it does not hold, the way out) */
 #define FSDPI_CONDITION_MAP(X)                                                                              \
@@ -84,7 +103,7 @@
       "one holder less; the last: with writeback the own slice is published; SHARDED, or KEPT")             \
     X(FSDPI_EV_FILL, "fsdp_unit_init",                                                                      \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
-      "slices are written and published; residency -> SHARDED")                                             \
+      "new values are made, and published where all ranks have theirs; SHARDED, or KEPT until it is used")  \
     X(FSDPI_EV_STEP_BEGIN, "fsdp_step_begin",                                                               \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
       "in a step: parameters cannot be read; gradients are final")                                          \
@@ -108,8 +127,12 @@ fsdp_status fsdpi_life_allows(const fsdp_unit *u, fsdpi_event ev, const fsdp_pas
 const char *fsdpi_event_call(fsdpi_event ev);
 unsigned fsdpi_event_conditions(fsdpi_event ev);
 
+/* Whether this is a move of the tables, or none. */
+bool fsdpi_residency_may_move(fsdpi_residency from, fsdpi_residency to);
+bool fsdpi_gradient_may_move(fsdpi_gradient from, fsdpi_gradient to);
+
 /* Asserts the invariants; does nothing in release builds. */
-void fsdpi_unit_check(const fsdp_unit *u);
+void fsdpi_unit_check(fsdp_unit *u);
 /* For debuggers: prints all of a unit's state to stderr. */
 void fsdpi_unit_dump(const fsdp_unit *u);
 

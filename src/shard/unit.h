@@ -76,6 +76,8 @@ struct fsdp_unit {
     fsdpi_segment *own;  /* of this rank's slice, also in mode none */
     int own_count;
     char state_text[160];
+    fsdpi_residency checked_residency; /* at the last fsdpi_unit_check() */
+    fsdpi_gradient checked_gradient;
 };
 
 /* ---- gather.c ---- */

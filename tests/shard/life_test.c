@@ -7,7 +7,7 @@
 #include "support/ranks.h"
 
 #include "base/error.h"
-#include "shard/life.h"
+#include "shard/unit.h"
 
 /* ---- the calls ---- */
 
@@ -420,11 +420,82 @@ static void test_every_condition_was_seen_to_fail(void **state)
     assert_int_equal(missing, 0);
 }
 
+/* ---- moves ---- */
+
+typedef struct moves {
+    bool residency[4][4], gradient[3][3];
+} moves;
+
+/* Makes a call, and notes from which states to which it takes each unit. */
+static fsdp_status watch(mini *m, moves *made, fsdp_pass *pass, const char *tokens)
+{
+    for (const char *s = tokens; *s != '\0'; s += s[1] == '\0' ? 1 : 2) {
+        if (*s == ' ') s++;
+        fsdpi_residency r[MINI_UNITS];
+        fsdpi_gradient g[MINI_UNITS];
+        for (int u = 0; u < MINI_UNITS; u++) {
+            r[u] = m->unit[u]->residency;
+            g[u] = m->unit[u]->gradient;
+        }
+        if (*s == '.') FSDP_TRY(fsdp_pass_end(pass));
+        else if (*s == '!') FSDP_TRY(fsdp_pass_cancel(pass));
+        else FSDP_TRY(mini_run(m, pass, (char[]){ s[0], s[1], '\0' }, 0));
+        for (int u = 0; u < MINI_UNITS; u++) {
+            made->residency[r[u]][m->unit[u]->residency] = true;
+            made->gradient[g[u]][m->unit[u]->gradient] = true;
+        }
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status walk(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    static const char *const passes[] = {
+        "[0[1]1[2]2]0{0{2}2{1}1}0.", "[0[1]1[2]2]0{0{2}2{1}1}0.", /* the second time it is known what comes */
+        "[0[1!",                                                   /* and what then does not come */
+        "[1]1{1}1[1]1{1}1.",                                       /* two rounds */
+        "[0[1]1[2]2]0{0{2}2!", "[1]1{1!", "[1]1[1]1{1}1.", "[1]1{1}1!",
+    };
+    mini m;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+    for (size_t i = 0; i < sizeof(passes) / sizeof(passes[0]); i++) {
+        fsdp_pass *pass;
+        FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+        FSDP_TRY(watch(&m, c->shared, pass, passes[i]));
+    }
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static moves all_moves;
+
+static void collect(const corner *c)
+{
+    const bool *from = c->shared;
+    for (size_t i = 0; i < sizeof(moves); i++) ((bool *)&all_moves)[i] |= from[i];
+}
+
+static void test_all_moves_of_the_tables_and_no_others(void **state)
+{
+    (void)state;
+    in_corners(walk, &(corners){ .ranks = (const int[]){ 1, 0 }, .all_modes = true, .threads_only = true, .shared = sizeof(moves), .after = collect });
+    for (int a = 0; a < 4; a++)
+        for (int b = 0; b < 4; b++)
+            if (a != b && all_moves.residency[a][b] != fsdpi_residency_may_move((fsdpi_residency)a, (fsdpi_residency)b))
+                fail_msg("residency %d -> %d %s", a, b, all_moves.residency[a][b] ? "happens, but is in no table" : "never happened");
+    for (int a = 0; a < 3; a++)
+        for (int b = 0; b < 3; b++)
+            if (a != b && all_moves.gradient[a][b] != fsdpi_gradient_may_move((fsdpi_gradient)a, (fsdpi_gradient)b))
+                fail_msg("gradient %d -> %d %s", a, b, all_moves.gradient[a][b] ? "happens, but is in no table" : "never happened");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong_calls_change_nothing),
         cmocka_unit_test(test_every_condition_was_seen_to_fail),
+        cmocka_unit_test(test_all_moves_of_the_tables_and_no_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
