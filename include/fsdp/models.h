@@ -53,6 +53,9 @@ FSDP_API const fsdp_gpt2_config *fsdp_model_gpt2_config(const fsdp_model *model)
 /* Sets all three dropouts. */
 FSDP_API fsdp_status fsdp_model_set_dropout(fsdp_model *model, float p) FSDP_NODISCARD;
 
+/* Activation checkpointing of every block (fsdp_module_set_recompute). */
+FSDP_API void fsdp_model_set_recompute(fsdp_model *model, bool on);
+
 /* Collective. Each block becomes a unit ("h.3"), and the rest, with the embeddings, one around them ("root"). */
 FSDP_API fsdp_status fsdp_model_wrap(fsdp_model *model, const fsdp_wrap_opts *opts) FSDP_NODISCARD;
 

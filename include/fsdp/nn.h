@@ -73,11 +73,16 @@ FSDP_API void fsdp_module_destroy(fsdp_module *m);
 /* Runs a module on a tape. Collective if there are units in it. */
 FSDP_API fsdp_status fsdp_forward(fsdp_module *m, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out) FSDP_NODISCARD;
 
+/* Not collective. Activation checkpointing: of the module's forward only its input is kept, and the backward runs it again. It
+ * costs a forward, and gives the same bits: dropout draws what it drew. Where m has a unit, the unit is around it. */
+FSDP_API void fsdp_module_set_recompute(fsdp_module *m, bool on);
+
 /* ---- hooks ---- */
 
 /* Called in this order: before_forward, after_forward, before_backward (before the first operation of the module goes
  * back), after_backward (after the last gradient of its parameters). Of nested modules the outer's before_* comes first
- * and its after_* last. A unit's own gathers come before before_* hooks, its reshards after after_* hooks. */
+ * and its after_* last. A forward that is computed again (fsdp_module_set_recompute) calls before_forward and after_forward of
+ * modules within it again. A unit's own gathers come before before_* hooks, its reshards after after_* hooks. */
 typedef struct fsdp_hooks {
     fsdp_status (*before_forward)(fsdp_module *m, fsdp_tape *tape, void *arg);
     fsdp_status (*after_forward)(fsdp_module *m, fsdp_tape *tape, void *arg);

@@ -126,6 +126,10 @@ FSDP_API void fsdp_pass_add_weight(fsdp_pass *pass, double weight);
 
 FSDP_API fsdp_status fsdp_unit_begin_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_end_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
+/* Around a forward that is computed again in the backward (activation checkpointing): before begin_backward, or within it. It
+ * is a forward that was: no backward of its own follows. */
+FSDP_API fsdp_status fsdp_unit_begin_recompute(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_unit_end_recompute(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_begin_backward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_end_backward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 

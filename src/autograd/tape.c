@@ -65,24 +65,30 @@ fail:
     return st;
 }
 
-fsdp_status fsdpi_tape_view(fsdp_tensor **out, fsdp_tape *tape, fsdp_tensor *of, int ndim, const int64_t *shape)
+fsdp_status fsdpi_tape_tensor_on(fsdp_tensor **out, fsdp_tape *tape, fsdp_dtype dtype, int ndim, const int64_t *shape, fsdpi_storage *storage)
 {
-    FSDP_FAIL_IF(of->storage == NULL, FSDP_ERR_STATE, "a view of a tensor whose memory was given up");
     fsdp_tensor *t;
     FSDPI_NEW(t, 1);
     t->tape = tape;
-    fsdp_status st = fsdpi_tensor_set_shape(t, of->dtype, ndim, shape);
-    if (st == FSDP_OK && t->numel != of->numel)
-        st = fsdp_error_raise(FSDP_ERR_INVALID, __func__, __FILE__, __LINE__, "a view of %lld elements of a tensor of %lld", (long long)t->numel, (long long)of->numel);
+    fsdp_status st = fsdpi_tensor_set_shape(t, dtype, ndim, shape);
     if (st != FSDP_OK) {
         fsdpi_free(t);
         return st;
     }
-    t->storage = fsdpi_storage_retain(of->storage);
+    t->storage = fsdpi_storage_retain(storage);
     t->next = tape->tensors;
     tape->tensors = t;
     *out = t;
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_tape_view(fsdp_tensor **out, fsdp_tape *tape, fsdp_tensor *of, int ndim, const int64_t *shape)
+{
+    FSDP_FAIL_IF(of->storage == NULL, FSDP_ERR_STATE, "a view of a tensor whose memory was given up");
+    fsdp_tensor like = { 0 };
+    FSDP_TRY(fsdpi_tensor_set_shape(&like, of->dtype, ndim, shape));
+    FSDP_FAIL_IF(like.numel != of->numel, FSDP_ERR_INVALID, "a view of %lld elements of a tensor of %lld", (long long)like.numel, (long long)of->numel);
+    return fsdpi_tape_tensor_on(out, tape, of->dtype, ndim, shape, of->storage);
 }
 
 static fsdp_status from_host(fsdp_tensor **out, fsdp_tape *tape, const void *values, fsdp_dtype dtype, int ndim, const int64_t *shape)
@@ -159,7 +165,7 @@ fsdp_status fsdp_tensor_grad_to_f32(fsdp_tensor *t, float *out)
 
 bool fsdpi_tape_records(const fsdp_tape *tape, fsdp_tensor *const *in, int ins)
 {
-    if (tape->opts.eval) return false;
+    if (tape->opts.eval || tape->unrecorded > 0) return false;
     for (int i = 0; i < ins; i++)
         if (in[i] != NULL && in[i]->needs_grad) return true;
     return false;
@@ -300,6 +306,7 @@ fsdp_status fsdpi_grad_share(fsdp_tape *tape, fsdp_tensor *t, fsdpi_storage *gra
 
 static fsdp_status mark(fsdp_tape *tape, fsdpi_node_kind kind, const fsdpi_scope_hooks *hooks, void *ctx)
 {
+    if (tape->unrecorded > 0) return FSDP_OK;
     fsdpi_node *n;
     FSDP_TRY(append(&n, tape));
     n->kind = kind;
@@ -360,6 +367,7 @@ static fsdp_status visit(fsdp_tape *tape, int at)
     if (has_grad(tape, n)) {
         FSDP_TRY(tell_scopes(tape));
         FSDP_TRY(n->backward(tape, n));
+        n = &tape->node[at]; /* a region has appended nodes, and taken them off again */
     }
     for (int i = 0; i < n->outs; i++) {
         fsdpi_storage_release(n->out[i]->grad);
@@ -380,15 +388,28 @@ fsdp_status fsdpi_tape_backward(fsdp_tape *tape, fsdp_tensor *loss)
     FSDP_FAIL_IF(!loss->needs_grad, FSDP_ERR_INVALID, "fsdp_backward: the loss does not depend on anything that needs a gradient");
     static const float one = 1.0f;
     tape->failed = true; /* until it ends */
-    FSDPI_NEW(tape->pending, tape->nodes + 1);
     FSDP_TRY(fsdpi_storage_create(&tape->seed, tape->arena, sizeof(float)));
     FSDP_TRY(fsdp_stream_copy(tape->stream, tape->seed->data, &one, sizeof(one)));
     tape->loss = loss;
-    for (int i = tape->nodes - 1; i >= 0; i--) {
-        fsdp_status st = visit(tape, i);
-        if (st != FSDP_OK) return fsdp_error_through(st, tape->node[i].name != NULL ? tape->node[i].name : __func__, __FILE__, __LINE__);
-    }
+    FSDP_TRY(fsdpi_tape_go_back(tape, 0));
     tape->failed = false;
     tape->went_back = true;
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_tape_go_back(fsdp_tape *tape, int from)
+{
+    int *pending = tape->pending, count = tape->pending_count;
+    FSDPI_NEW(tape->pending, tape->nodes - from + 1);
+    tape->pending_count = 0;
+    fsdp_status st = FSDP_OK;
+    for (int i = tape->nodes - 1; i >= from && st == FSDP_OK; i--) {
+        const char *name = tape->node[i].name;
+        st = visit(tape, i);
+        if (st != FSDP_OK) st = fsdp_error_through(st, name != NULL ? name : __func__, __FILE__, __LINE__);
+    }
+    fsdpi_free(tape->pending);
+    tape->pending = pending;
+    tape->pending_count = count;
+    return st;
 }

@@ -64,6 +64,8 @@ struct fsdp_tape {
     bool went_back;           /* a backward has ended well */
     bool failed;              /* an operation or the backward has failed */
     int open_scopes;          /* entered and not left */
+    int unrecorded;           /* > 0: within a region that will be computed again: nothing is noted (recompute.c) */
+    bool recomputing;         /* that is being done */
     int *pending;             /* in backward: scopes entered whose hook has not run; indices of LEAVE nodes */
     int pending_count;
     fsdp_tensor *loss;        /* what backward began with */
@@ -108,5 +110,21 @@ fsdp_status fsdpi_tape_enter(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, vo
 fsdp_status fsdpi_tape_leave(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, void *ctx);
 
 fsdp_status fsdpi_tape_backward(fsdp_tape *tape, fsdp_tensor *loss);
+
+/* ---- regions that are computed again in the backward (activation checkpointing) ---- */
+
+enum { FSDPI_REGION_MOST = 4 };
+
+/* A part of a forward: a function of its inputs (some may be NULL) and of parameters, the same each time it is called. */
+typedef fsdp_status (*fsdpi_region_fn)(void *ctx, fsdp_tape *tape, fsdp_tensor *const *in, fsdp_tensor **out);
+
+/* Runs fn and keeps its inputs alone; the backward runs it again, noting its operations, and goes back over them. Dropout draws
+ * what it drew before. Within another region, or on an evaluation tape, it just runs. ctx is borrowed for the tape's life. */
+fsdp_status fsdpi_tape_region(fsdp_tape *tape, fsdpi_region_fn fn, void *ctx, fsdp_tensor *const *in, int ins, fsdp_tensor **out, int outs);
+
+/* For recompute.c: goes back over the nodes from the last to number `from`. */
+fsdp_status fsdpi_tape_go_back(fsdp_tape *tape, int from);
+/* A tensor on a storage, on this tape. */
+fsdp_status fsdpi_tape_tensor_on(fsdp_tensor **out, fsdp_tape *tape, fsdp_dtype dtype, int ndim, const int64_t *shape, fsdpi_storage *storage);
 
 #endif

@@ -86,6 +86,7 @@ static fsdp_status set_up(trainer *t)
     FSDP_TRY(fsdp_device_open(&t->device, s->device == 1 ? "guard" : "cpu"));
     fsdp_wrap_opts w = { .comm = t->comm, .mode = (fsdp_mode)s->mode, .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
     FSDP_TRY(fsdp_model_wrap(t->model, &w));
+    fsdp_model_set_recompute(t->model, s->activation_checkpointing);
     FSDP_TRY(create_optimizer(t));
     FSDP_TRY(register_all(t));
     fsdp_comm_set_phase(t->comm, "load");

@@ -146,6 +146,7 @@ fsdp_status run_folder_write_settings(const train_run *run, int64_t parameters)
     json_object_set_new(o, "threads", json_integer(s->threads));
     json_object_set_new(o, "mode", json_string(modes[s->mode]));
     json_object_set_new(o, "prefetch", json_integer(s->prefetch));
+    json_object_set_new(o, "activation_checkpointing", json_boolean(s->activation_checkpointing));
     json_object_set_new(o, "transport", json_string(s->transport == 1 ? "copy" : "shm"));
     json_object_set_new(o, "device", json_string(s->device == 1 ? "guard" : "cpu"));
     json_object_set_new(o, "stop_after", s->stop_after > 0 ? json_integer(s->stop_after) : json_null());

@@ -45,6 +45,7 @@ const cli_option train_options[] = {
     { .name = "log-every", .kind = CLI_INT, .offset = AT(log_every), .value = "N", .fallback = "10", .help = "steps between printed lines, where no terminal shows progress", .min = 1, .max = BIG, .of_the_call = true },
     { .name = "resume", .kind = CLI_TEXT, .offset = AT(resume), .value = "latest|DIR", .help = "go on from a checkpoint; its settings hold but for those given here", .of_the_call = true },
     { .name = "init", .kind = CLI_TEXT, .offset = AT(init), .value = "DIR|FILE", .help = "begin with the weights of a model in Hugging Face's format" },
+    { .name = "activation-checkpointing", .kind = CLI_FLAG, .offset = AT(activation_checkpointing), .help = "keep of each block its input alone, and compute the rest again in the backward: less memory, a forward more", .of_the_call = true },
     { .name = "mode", .kind = CLI_CHOICE, .offset = AT(mode), .value = "full|grad-op|optimizer|none", .fallback = "full", .help = "what is sharded: all (ZeRO-3), gradients and optimizer (2), optimizer (1), nothing", .of_the_call = true },
     { .name = "prefetch", .kind = CLI_INT, .offset = AT(prefetch), .value = "N", .fallback = "1", .help = "units gathered ahead", .min = 0, .max = 64, .of_the_call = true },
     { .name = "transport", .kind = CLI_CHOICE, .offset = AT(transport), .value = "shm|copy", .fallback = "shm", .help = "shared memory, or (for tests) copies as over a network", .of_the_call = true },

@@ -17,7 +17,7 @@ typedef struct train_settings {
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, dropout;
     int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch;
     int schedule, mode, transport, device;
-    bool no_progress, quiet;
+    bool no_progress, quiet, activation_checkpointing;
 } train_settings;
 
 extern const cli_option train_options[];

@@ -36,6 +36,7 @@
     X(FSDPI_OP_PASS_CANCEL, "cancellation of a pass")                                                       \
     X(FSDPI_OP_PASS_END, "end of a pass")                                                                   \
     X(FSDPI_OP_FORWARD, "forward gather")                                                                   \
+    X(FSDPI_OP_RECOMPUTE, "gather for a recompute")                                                         \
     X(FSDPI_OP_BACKWARD, "backward gather")                                                                 \
     X(FSDPI_OP_REDUCE, "gradient reduction")                                                                \
     X(FSDPI_OP_SUMMON, "summon")                                                                            \

@@ -96,6 +96,38 @@ static fsdp_status block_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsd
     return FSDP_OK;
 }
 
+/* A block as a region of its two inputs, for activation checkpointing; also called by the backward. */
+static fsdp_status block_region(void *ctx, fsdp_tape *tape, fsdp_tensor *const *in, fsdp_tensor **out)
+{
+    fsdp_module *m = ctx;
+    fsdp_model *model = ((block *)m->ctx)->model;
+    bool running = model->running;
+    model->running = true;
+    model->delta = in[1];
+    fsdp_status st = block_forward(m, m->ctx, tape, in[0], &out[0]);
+    out[1] = model->delta;
+    model->delta = NULL;
+    model->running = running;
+    return st;
+}
+
+static fsdp_status run_block(fsdp_module *m, fsdp_model *model, fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor **out)
+{
+    if (!model->recompute) return fsdp_forward(m, tape, x, out);
+    fsdp_tensor *in[2] = { x, model->delta }, *both[2];
+    FSDP_TRY(fsdpi_module_enter(m, tape));
+    FSDP_TRY(fsdpi_tape_region(tape, block_region, m, in, 2, both, 2));
+    FSDP_TRY(fsdpi_module_leave(m, tape));
+    *out = both[0];
+    model->delta = both[1];
+    return FSDP_OK;
+}
+
+void fsdp_model_set_recompute(fsdp_model *model, bool on)
+{
+    model->recompute = on;
+}
+
 static fsdp_status embed(fsdp_module *root, fsdp_model *model, fsdp_tape *tape, fsdp_tensor *ids, fsdp_tensor **out)
 {
     int64_t first = model->cache != NULL ? model->cache->length : 0;
@@ -131,7 +163,7 @@ static fsdp_status run_root(fsdp_module *m, fsdp_model *model, fsdp_tape *tape, 
 {
     fsdp_tensor *x, *y, *sum;
     FSDP_TRY(embed(m, model, tape, ids, &x));
-    for (int i = 0; i < m->child[H]->children; i++) FSDP_TRY(fsdp_forward(m->child[H]->child[i], tape, x, &x));
+    for (int i = 0; i < m->child[H]->children; i++) FSDP_TRY(run_block(m->child[H]->child[i], model, tape, x, &x));
     FSDP_TRY(fsdpi_layer_norm_residual(m->child[LN_F], tape, x, model->delta, &sum, &y));
     if (model->delta != NULL) {
         fsdp_tensor_release(x);

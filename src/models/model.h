@@ -23,6 +23,7 @@ struct fsdp_model {
     /* What a forward is for; set around fsdp_forward(). */
     fsdp_tensor *labels;
     fsdpi_kv_cache *cache;
+    bool recompute; /* blocks are computed again in the backward */
     /* The residual stream is a pair between blocks: x and what is still to be added to it. */
     fsdp_tensor *delta;
     bool running; /* within the root's forward */

@@ -279,7 +279,7 @@ fsdp_status fsdp_module_add_hooks(fsdp_module *m, const fsdp_hooks *hooks)
 static fsdp_status before_forward(void *ctx, fsdp_tape *tape)
 {
     fsdp_module *m = ctx;
-    if (m->unit != NULL) FSDP_TRY(fsdp_unit_begin_forward(m->unit, tape->pass));
+    if (m->unit != NULL) FSDP_TRY((tape->recomputing ? fsdp_unit_begin_recompute : fsdp_unit_begin_forward)(m->unit, tape->pass));
     RUN_HOOKS(m, tape, before_forward);
     return FSDP_OK;
 }
@@ -288,7 +288,8 @@ static fsdp_status after_forward(void *ctx, fsdp_tape *tape)
 {
     fsdp_module *m = ctx;
     RUN_HOOKS(m, tape, after_forward);
-    return m->unit != NULL ? fsdp_unit_end_forward(m->unit, tape->pass) : FSDP_OK;
+    if (m->unit == NULL) return FSDP_OK;
+    return (tape->recomputing ? fsdp_unit_end_recompute : fsdp_unit_end_forward)(m->unit, tape->pass);
 }
 
 static fsdp_status before_backward(void *ctx, fsdp_tape *tape)
@@ -330,9 +331,22 @@ fsdp_status fsdpi_module_leave(fsdp_module *m, fsdp_tape *tape)
     return has_scope(m) ? fsdpi_tape_leave(tape, &scope_hooks, m) : FSDP_OK;
 }
 
+void fsdp_module_set_recompute(fsdp_module *m, bool on)
+{
+    m->recompute = on;
+}
+
+static fsdp_status region(void *ctx, fsdp_tape *tape, fsdp_tensor *const *in, fsdp_tensor **out)
+{
+    fsdp_module *m = ctx;
+    return m->forward(m, m->ctx, tape, in[0], out);
+}
+
+/* The unit is outside of what is computed again: it is gathered once for the recompute and the backward. */
 fsdp_status fsdp_forward(fsdp_module *m, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out)
 {
     FSDP_TRY(fsdpi_module_enter(m, tape));
-    FSDP_TRY(m->forward(m, m->ctx, tape, in, out));
+    if (m->recompute) FSDP_TRY(fsdpi_tape_region(tape, region, m, &in, 1, out, 1));
+    else FSDP_TRY(m->forward(m, m->ctx, tape, in, out));
     return fsdpi_module_leave(m, tape);
 }

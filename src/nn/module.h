@@ -38,6 +38,7 @@ struct fsdp_module {
     void *ctx;
     void (*destroy)(void *ctx);
     fsdp_unit *unit;
+    bool recompute; /* its operations are computed again in the backward */
     fsdpi_hook_entry *hook;
     int hooks;
     /* Lists handed out by this module. */

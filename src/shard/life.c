@@ -79,6 +79,7 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
     case FSDPI_NOT_IN_STEP: return !u->in_step;
     case FSDPI_IN_STEP: return u->in_step;
     case FSDPI_FORWARD_OPEN: return use != NULL && use->forward_open > 0;
+    case FSDPI_RECOMPUTE_OPEN: return use != NULL && use->recompute_open > 0;
     case FSDPI_FORWARD_TO_UNDO: return use != NULL && use->forwards > use->backwards;
     case FSDPI_BACKWARD_OPEN:
         /* fsdp_unit_grad() names no pass: the one that the gradient is of */

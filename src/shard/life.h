@@ -50,7 +50,7 @@
     X(FSDPI_SHARDED, FSDPI_WHOLE, "forward, backward or summon begins: it is gathered")                     \
     X(FSDPI_AHEAD, FSDPI_WHOLE, "its turn has come")                                                        \
     X(FSDPI_AHEAD, FSDPI_SHARDED, "the pass ends without it")                                               \
-    X(FSDPI_WHOLE, FSDPI_KEPT, "the last holder ends: the root, or grad-op, before its backward; modes optimizer and none") \
+    X(FSDPI_WHOLE, FSDPI_KEPT, "the last holder ends: the root, grad-op, or a recompute, before its backward; modes optimizer and none") \
     X(FSDPI_WHOLE, FSDPI_SHARDED, "the last holder ends")                                                   \
     X(FSDPI_KEPT, FSDPI_WHOLE, "forward, backward or summon begins: gathered again only where it has new values") \
     X(FSDPI_KEPT, FSDPI_SHARDED, "its backward ends, or the pass; a reset")
@@ -73,6 +73,7 @@
     X(FSDPI_IN_STEP, "it is in no step", "fsdp_step_begin() first")                                         \
     X(FSDPI_FORWARD_OPEN, "no forward of it is open in this pass", "begin its forward first")               \
     X(FSDPI_FORWARD_TO_UNDO, "every forward of this pass has had its backward", "a backward needs a forward of its own") \
+    X(FSDPI_RECOMPUTE_OPEN, "no recompute of it is open in this pass", "begin the recompute first")         \
     X(FSDPI_BACKWARD_OPEN, "no backward of it is open in this pass", "begin its backward first")            \
     X(FSDPI_NO_BACKWARD_OPEN, "a backward of it is open", "end the backward first")                         \
     X(FSDPI_NO_OTHER_PENDING, "another pass has gradients of it that do not count yet", "end that pass first") \
@@ -88,6 +89,12 @@
     X(FSDPI_EV_END_FORWARD, "fsdp_unit_end_forward",                                                        \
       FSDPI_C(FSDPI_THIS_PASS) | FSDPI_C(FSDPI_FORWARD_OPEN),                                               \
       "one holder less; the last: KEPT (grad-op or root, in training; optimizer, none), else SHARDED")      \
+    X(FSDPI_EV_BEGIN_RECOMPUTE, "fsdp_unit_begin_recompute",                                                \
+      FSDPI_C(FSDPI_THIS_PASS) | FSDPI_C(FSDPI_TRAIN) | FSDPI_C(FSDPI_FORWARD_TO_UNDO),                     \
+      "as begin_forward, but it is a forward that was: no backward is owed for it")                         \
+    X(FSDPI_EV_END_RECOMPUTE, "fsdp_unit_end_recompute",                                                    \
+      FSDPI_C(FSDPI_THIS_PASS) | FSDPI_C(FSDPI_RECOMPUTE_OPEN),                                             \
+      "one holder less; the last: KEPT, since its backward comes next")                                     \
     X(FSDPI_EV_BEGIN_BACKWARD, "fsdp_unit_begin_backward",                                                  \
       FSDPI_C(FSDPI_THIS_PASS) | FSDPI_C(FSDPI_TRAIN) | FSDPI_C(FSDPI_NO_BACKWARD_OPEN) |                   \
           FSDPI_C(FSDPI_FORWARD_TO_UNDO) | FSDPI_C(FSDPI_NO_OTHER_PENDING),                                 \

@@ -96,6 +96,29 @@ fsdp_status fsdp_unit_end_forward(fsdp_unit *u, fsdp_pass *pass)
     return FSDP_OK;
 }
 
+fsdp_status fsdp_unit_begin_recompute(fsdp_unit *u, fsdp_pass *pass)
+{
+    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_RECOMPUTE, pass));
+    fsdpi_use *use = fsdpi_pass_find(pass, u);
+    FSDP_TRY(tag(u, FSDPI_OP_RECOMPUTE));
+    FSDP_TRY(fsdpi_unit_hold(u));
+    use->recompute_open++;
+    pass->active++;
+    fsdpi_prefetch(pass, u, false);
+    fsdpi_unit_check(u);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_end_recompute(fsdp_unit *u, fsdp_pass *pass)
+{
+    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_END_RECOMPUTE, pass));
+    fsdpi_pass_find(pass, u)->recompute_open--;
+    pass->active--;
+    FSDP_TRY(fsdpi_unit_release(u, true)); /* its backward comes next */
+    fsdpi_unit_check(u);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
 {
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_BACKWARD, pass));
@@ -187,9 +210,9 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
 {
     fsdpi_runtime *rt = pass->rt;
     for (int i = 0; i < pass->uses; i++)
-        FSDP_FAIL_IF(pass->use[i].forward_open > 0 || pass->use[i].backward_open, FSDP_ERR_STATE,
+        FSDP_FAIL_IF(pass->use[i].forward_open > 0 || pass->use[i].recompute_open > 0 || pass->use[i].backward_open, FSDP_ERR_STATE,
                      "fsdp_pass_end: unit \"%s\": its %s is open: end it first, or cancel the pass", pass->use[i].unit->name,
-                     pass->use[i].backward_open ? "backward" : "forward");
+                     pass->use[i].backward_open ? "backward" : pass->use[i].recompute_open > 0 ? "recompute" : "forward");
     FSDP_FAIL_IF(pass->lost_work, FSDP_ERR_STATE, "fsdp_pass_end: a kernel failed in this pass: cancel it");
     /* Units with more forwards than backwards: what their backwards wrote counts. */
     for (int i = 0; i < pass->uses; i++)
@@ -236,7 +259,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
     for (int i = 0; i < pass->uses; i++) {
         fsdpi_use *use = &pass->use[i];
         fsdp_unit *u = use->unit;
-        for (int open = use->forward_open + use->backward_open; open > 0; open--) {
+        for (int open = use->forward_open + use->recompute_open + use->backward_open; open > 0; open--) {
             fsdp_status released = fsdpi_unit_release(u, false);
             if (st == FSDP_OK) st = released;
         }

@@ -10,6 +10,7 @@
 typedef struct fsdpi_use {
     fsdp_unit *unit;
     int forward_open, forwards, backwards; /* open now; ended so far */
+    int recompute_open;
     bool backward_open;
     bool was_root; /* it began while no other unit was active */
     int rounds;    /* gradients that it has posted in this pass */

@@ -32,6 +32,16 @@ static fsdp_status end_forward(probe *p)
     return fsdp_unit_end_forward(p->unit, p->pass);
 }
 
+static fsdp_status begin_recompute(probe *p)
+{
+    return fsdp_unit_begin_recompute(p->unit, p->pass);
+}
+
+static fsdp_status end_recompute(probe *p)
+{
+    return fsdp_unit_end_recompute(p->unit, p->pass);
+}
+
 static fsdp_status begin_backward(probe *p)
 {
     return fsdp_unit_begin_backward(p->unit, p->pass);
@@ -153,6 +163,7 @@ static const struct {
     fsdp_status (*call)(probe *p);
 } calls[] = {
     { 'f', "fsdp_unit_begin_forward", begin_forward },   { 'F', "fsdp_unit_end_forward", end_forward },
+    { 'e', "fsdp_unit_begin_recompute", begin_recompute }, { 'E', "fsdp_unit_end_recompute", end_recompute },
     { 'b', "fsdp_unit_begin_backward", begin_backward }, { 'B', "fsdp_unit_end_backward", end_backward },
     { 'p', "fsdp_pass_begin", pass_begin },              { 'P', "fsdp_pass_end", pass_end },
     { 'r', "fsdp_unit_summon_begin", summon_read },      { 'w', "fsdp_unit_summon_begin", summon_write },
@@ -233,7 +244,7 @@ static fsdp_status try_wrong(run *r, fsdp_pass *pass, const char *legal, const c
     if (!r->wrong_calls) return FSDP_OK;
     for (int k = 0; k < CALLS; k++) {
         if (strchr(legal, calls[k].letter) != NULL) continue;
-        bool takes_pass = strchr("fFbB", calls[k].letter) != NULL;
+        bool takes_pass = strchr("fFeEbB", calls[k].letter) != NULL;
         if (pass == NULL && calls[k].letter == 'P') continue; /* there is none to end */
         FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], pass }, k, state));
         if (pass == NULL && takes_pass && r->ended != NULL) FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], r->ended }, k, state));
@@ -261,9 +272,13 @@ static fsdp_status one_pass(run *r, int64_t leaf)
     FSDP_TRY(mini_run(m, pass, "[0 [1", leaf));
     FSDP_TRY(try_wrong(r, pass, "fFpx", "its forward is open"));
     FSDP_TRY(mini_run(m, pass, "]1", leaf));
-    FSDP_TRY(try_wrong(r, pass, with("fbp", kept), "its forward has ended"));
+    FSDP_TRY(try_wrong(r, pass, with("febp", kept), "its forward has ended"));
+    FSDP_TRY(fsdp_unit_begin_recompute(m->unit[MINI_A], pass));
+    FSDP_TRY(try_wrong(r, pass, "feEbpx", "its recompute is open"));
+    FSDP_TRY(fsdp_unit_end_recompute(m->unit[MINI_A], pass));
+    FSDP_TRY(try_wrong(r, pass, "febpx", "its recompute has ended"));
     FSDP_TRY(mini_run(m, pass, "F2 F3 F5 ]0 {0 B5 B3 B2 {1", leaf));
-    FSDP_TRY(try_wrong(r, pass, "fBpxg", "its backward is open"));
+    FSDP_TRY(try_wrong(r, pass, "feBpxg", "its backward is open"));
     FSDP_TRY(mini_run(m, pass, "}1", leaf));
     bool whole = mode == FSDP_MODE_OPTIMIZER || mode == FSDP_MODE_NONE;
     FSDP_TRY(try_wrong(r, pass, with("fp", whole), "its backward has ended"));
@@ -283,12 +298,12 @@ static fsdp_status two_passes(run *r, int64_t leaf)
     FSDP_TRY(mini_run(m, first, "F1 F1", leaf));
     FSDP_TRY(fsdp_pass_begin(&second, m->comm, FSDP_PASS_TRAIN));
     FSDP_TRY(mini_run(m, second, "F1 {1", leaf + 1000));
-    FSDP_TRY(try_wrong(r, first, "fpxgP", "another pass is in its backward"));
+    FSDP_TRY(try_wrong(r, first, "fepxgP", "another pass is in its backward"));
     FSDP_TRY(mini_run(m, second, "}1", leaf + 1000));
-    FSDP_TRY(try_wrong(r, first, with("fpP", whole), "another pass has its gradients"));
+    FSDP_TRY(try_wrong(r, first, with("fepP", whole), "another pass has its gradients"));
     FSDP_TRY(fsdp_pass_end(second));
     FSDP_TRY(mini_run(m, first, "B1", leaf));
-    FSDP_TRY(try_wrong(r, first, with("fbpP", whole || mode == FSDP_MODE_GRAD_OP), "one of two backwards has ended"));
+    FSDP_TRY(try_wrong(r, first, with("febpP", whole || mode == FSDP_MODE_GRAD_OP), "one of two backwards has ended"));
     FSDP_TRY(mini_run(m, first, "B1", leaf));
     r->ended = first;
     return fsdp_pass_end(first);
