@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * Units: making them, setting their values, taking them apart. */
+ * Units: making them, asking them, taking them apart. */
 #include "shard/unit.h"
 
 #include "base/alloc.h"
@@ -31,17 +31,6 @@ static fsdp_status check_opts(const fsdp_unit_opts *o)
     return FSDP_OK;
 }
 
-/* In mode none a rank keeps all, else its slice. */
-static int64_t kept_from(const fsdp_unit *u)
-{
-    return u->mode == FSDP_MODE_NONE ? 0 : u->lo;
-}
-
-static int64_t kept_to(const fsdp_unit *u)
-{
-    return u->mode == FSDP_MODE_NONE ? u->layout.total : u->hi;
-}
-
 static fsdp_status create_shared(fsdp_unit *u)
 {
     fsdpi_flat **f = u->mode == FSDP_MODE_NONE ? &u->grad_flat : &u->flat;
@@ -50,7 +39,7 @@ static fsdp_status create_shared(fsdp_unit *u)
 
 static fsdp_status create_master(fsdp_unit *u)
 {
-    int64_t n = kept_to(u) - kept_from(u);
+    int64_t n = fsdpi_unit_kept_to(u) - fsdpi_unit_kept_from(u);
     void *p = NULL;
     if (u->flat != NULL && u->rt->comm->transport->zero_copy) {
         u->master = u->rt->comm->transport->flat_slice(u->flat);
@@ -86,7 +75,7 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
                  "no memory for unit \"%s\"", u->name);
     for (int r = 0; r <= u->layout.size; r++) u->edges[r] = (size_t)u->layout.edge[r] * sizeof(float);
     u->rounds = 1;
-    u->slice_count = fsdpi_layout_cut(&u->layout, kept_from(u), kept_to(u), u->segments);
+    u->slice_count = fsdpi_layout_cut(&u->layout, fsdpi_unit_kept_from(u), fsdpi_unit_kept_to(u), u->segments);
     u->own_count = fsdpi_layout_cut(&u->layout, u->lo, u->hi, u->own);
     return FSDP_OK;
 }
@@ -346,14 +335,14 @@ float *fsdp_unit_summoned(fsdp_unit *unit, int i)
 
 int64_t fsdp_unit_slice_numel(const fsdp_unit *unit)
 {
-    return kept_to(unit) - kept_from(unit);
+    return fsdpi_unit_kept_to(unit) - fsdpi_unit_kept_from(unit);
 }
 
 void fsdp_unit_slices(fsdp_unit *u, const fsdp_slice **out, int *count)
 {
     for (int i = 0; i < u->slice_count; i++) {
         const fsdpi_segment *g = &u->segments[i];
-        int64_t at = g->at - kept_from(u);
+        int64_t at = g->at - fsdpi_unit_kept_from(u);
         u->slices[i] = (fsdp_slice){ .name = u->layout.param[g->param].name,
                                      .param = g->param,
                                      .offset = g->offset,
@@ -364,81 +353,4 @@ void fsdp_unit_slices(fsdp_unit *u, const fsdp_slice **out, int *count)
     }
     *out = u->slices;
     *count = u->slice_count;
-}
-
-/* ---- values ---- */
-
-typedef struct element_fill {
-    fsdp_init_fn init;
-    void *arg;
-} element_fill;
-
-static fsdp_status fill_elements(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
-{
-    (void)param;
-    element_fill *e = arg;
-    for (int64_t i = 0; i < numel; i++) e->init(name, first + i, &out[i], e->arg);
-    return FSDP_OK;
-}
-
-/* Into device memory at `to`; in pieces through host memory where the host may not write there. */
-static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to, fsdp_fill_fn fill, void *arg)
-{
-    const char *name = u->layout.param[g->param].name;
-    if (fsdp_device_host_accessible(u->ctx->dev)) return fill(name, g->param, g->offset, g->numel, to, arg);
-    enum { PIECE = 1 << 16 };
-    int64_t piece = g->numel < PIECE ? g->numel : PIECE;
-    float *host;
-    FSDPI_NEW(host, piece);
-    fsdp_status st = FSDP_OK;
-    for (int64_t at = 0; at < g->numel && st == FSDP_OK; at += piece) {
-        int64_t n = g->numel - at < piece ? g->numel - at : piece;
-        st = fill(name, g->param, g->offset + at, n, host, arg);
-        if (st == FSDP_OK) st = fsdp_stream_copy(u->ctx->compute, to + at, host, (size_t)n * sizeof(float));
-        if (st == FSDP_OK) st = fsdp_stream_sync(u->ctx->compute);
-    }
-    fsdpi_free(host);
-    return st;
-}
-
-/* New values are made beside the old ones: where a rank has none for its part, all keep the old ones. */
-static fsdp_status make_values(fsdp_unit *u, float *to, fsdp_fill_fn fill, void *arg)
-{
-    for (int i = 0; i < u->slice_count; i++) {
-        fsdp_status st = fill_segment(u, &u->segments[i], to + (u->segments[i].at - kept_from(u)), fill, arg);
-        if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-    }
-    return FSDP_OK;
-}
-
-static fsdp_status take_values(fsdp_unit *u, const float *from)
-{
-    for (int i = 0; i < u->slice_count; i++) {
-        int64_t at = u->segments[i].at - kept_from(u);
-        FSDP_TRY(fsdp_stream_copy(u->ctx->compute, u->master + at, from + at, (size_t)u->segments[i].numel * sizeof(float)));
-    }
-    return fsdpi_unit_publish(u);
-}
-
-fsdp_status fsdp_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg)
-{
-    FSDP_FAIL_IF(fill == NULL, FSDP_ERR_INVALID, "fsdp_unit_fill: unit \"%s\": no function", u->name);
-    FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_FILL, NULL));
-    FSDP_TRY(fsdpi_unit_done(u));
-    FSDP_TRY(fsdpi_unit_open(u));
-    void *p = NULL;
-    fsdp_status st = fsdpi_arena_alloc(u->ctx->arena, (size_t)(kept_to(u) - kept_from(u)) * sizeof(float), &p);
-    if (st == FSDP_OK) st = make_values(u, p, fill, arg);
-    st = fsdp_comm_agree(u->rt->comm, st);
-    if (st == FSDP_OK) st = take_values(u, p);
-    fsdpi_arena_free(u->ctx->arena, p);
-    if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-    fsdpi_unit_check(u);
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_unit_init(fsdp_unit *unit, fsdp_init_fn init, void *arg)
-{
-    FSDP_FAIL_IF(init == NULL, FSDP_ERR_INVALID, "fsdp_unit_init: unit \"%s\": no function", unit->name);
-    return fsdp_unit_fill(unit, fill_elements, &(element_fill){ init, arg });
 }

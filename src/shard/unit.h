@@ -120,4 +120,15 @@ static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)
     return u->hi - u->lo;
 }
 
+/* The flat elements whose masters this rank keeps: in mode none all, else its slice. */
+static inline int64_t fsdpi_unit_kept_from(const fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_NONE ? 0 : u->lo;
+}
+
+static inline int64_t fsdpi_unit_kept_to(const fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_NONE ? u->layout.total : u->hi;
+}
+
 #endif
