@@ -99,12 +99,29 @@ FSDP_API const char *fsdp_unit_state(const fsdp_unit *unit);
 /* Sets *value of element i of a parameter, on its original shape (row-major index). Called on every rank for the
  * elements that it keeps, so it must not depend on the rank, unless patchwork values are wanted. */
 typedef void (*fsdp_init_fn)(const char *name, int64_t i, float *value, void *arg);
-/* The same for elements [first, first + numel). May fail: then no rank has new values, and all return the error. */
+/* The same for elements [first, first + numel), in host memory. May fail: then no rank has new values, and all return the
+ * error. */
 typedef fsdp_status (*fsdp_fill_fn)(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg);
 
-/* Sets all parameters. Outside of passes; no unit is ever whole for it. */
+/* Sets all parameters. Outside of passes; no unit is ever whole for it. Where ranks hold replicas (mode none) and their
+ * callbacks gave different values, each rank's slice of its own counts everywhere, as in the sharded modes; a warning
+ * (fsdp/log.h) names parameter, element, ranks and values, once a unit. */
 FSDP_API fsdp_status fsdp_unit_init(fsdp_unit *unit, fsdp_init_fn init, void *arg) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_fill(fsdp_unit *unit, fsdp_fill_fn fill, void *arg) FSDP_NODISCARD;
+/* The same, from one rank: `fill` is called on rank `rank` alone, for all elements, and what it gives counts on all ranks.
+ * The others' is not called and may be NULL; they need no values. The whole unit is in that rank's gradient window for it. */
+FSDP_API fsdp_status fsdp_unit_fill_from(fsdp_unit *unit, int rank, fsdp_fill_fn fill, void *arg) FSDP_NODISCARD;
+
+/* Not collective. How many parameters never got values: neither by a fill nor by a summon with writeback. They are 0.
+ * *first (NULL: not wanted): the name of the first one. A training pass that uses one logs a warning, once a unit. */
+FSDP_API int fsdp_unit_never_set(const fsdp_unit *unit, const char **first);
+
+/* Where ranks hold replicas (mode none): FSDP_ERR_INVALID, on every rank, where they are not the same to the bit, with the
+ * parameter, its first element that differs, two ranks and their values, and how many parameters differ. It reads every
+ * master once and exchanges a hash. Sharded units have no replicas: FSDP_OK. Outside of passes and steps. */
+FSDP_API fsdp_status fsdp_unit_check_replicas(fsdp_unit *unit) FSDP_NODISCARD;
+/* Mends that: what rank `rank` holds becomes all ranks'. Sharded units are left as they are. */
+FSDP_API fsdp_status fsdp_unit_broadcast_from(fsdp_unit *unit, int rank) FSDP_NODISCARD;
 
 /* ---- passes ---- */
 
@@ -145,16 +162,37 @@ FSDP_API float *fsdp_unit_grad(fsdp_unit *unit, int i, float *beta);
 /* ---- summon: the whole parameters, outside of passes ---- */
 
 typedef struct fsdp_unit_summon_opts {
-    bool writeback; /* each rank's own slice of what it wrote is kept and published; false: read-only */
+    /* What is written is kept and published at the end: each rank's own slice of what it wrote. false: read-only; debug
+     * builds notice at the end that a rank has written all the same (FSDP_ERR_INVALID there). */
+    bool writeback;
+    /* With writeback: ranks must write the same. Where they did not, fsdp_unit_summon_end() is FSDP_ERR_INVALID on all of
+     * them, names parameter, element, ranks and values, and the unit stays summoned. Without it each rank's slice counts, and
+     * that they differ is logged: as a warning once a unit that has replicas, else once a communicator. */
+    bool same;
+    /* Rank 0 alone gets the parameters; the others take part, get nothing and need no memory. With writeback all that
+     * rank 0 wrote counts. */
+    bool rank0_only;
+    /* In host memory: the unit is gathered, copied and sharded again, unit by unit. */
+    bool host;
+    /* Also the accumulated gradients, whole. With writeback what is written there is kept, too. */
+    bool grads;
 } fsdp_unit_summon_opts;
 
-/* What was written is published at the end of the outermost summon, on all ranks or on none; until then fsdp_unit_param()
- * reads the old values. */
+/* Summons nest: an inner one may ask for no more than the outermost has, and what was written is published at the end of
+ * the outermost, on all ranks or on none; until then fsdp_unit_param() reads the old values. All memory that a summon takes
+ * is given back at its end. NULL: read-only. */
 FSDP_API fsdp_status fsdp_unit_summon_begin(fsdp_unit *unit, const fsdp_unit_summon_opts *opts) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_summon_end(fsdp_unit *unit) FSDP_NODISCARD;
-/* Not collective. Parameter i while summoned with writeback: a device address that this rank may write. NULL (and an
- * error) otherwise; fsdp_unit_param() reads. */
+/* As end, but what was written is dropped. Of an inner summon: the same as end. */
+FSDP_API fsdp_status fsdp_unit_summon_cancel(fsdp_unit *unit) FSDP_NODISCARD;
+
+/* Not collective. Parameter i while summoned with writeback or to the host: an address, of the host or of the device, that
+ * this rank may read, and with writeback write. NULL (and an error) otherwise: fsdp_unit_param() reads what is summoned
+ * read-only on the device. */
 FSDP_API float *fsdp_unit_summoned(fsdp_unit *unit, int i);
+/* Not collective. *grad: the accumulated gradient of parameter i while summoned with grads, in the same kind of memory as
+ * fsdp_unit_summoned(). NULL where the unit has no gradients. */
+FSDP_API fsdp_status fsdp_unit_summoned_grad(fsdp_unit *unit, int i, float **grad) FSDP_NODISCARD;
 
 /* Parameter i, whole, into host memory: numel floats. Any rank may pass NULL: it takes part, and gets nothing. */
 FSDP_API fsdp_status fsdp_unit_read_param(fsdp_unit *unit, int i, float *out) FSDP_NODISCARD;

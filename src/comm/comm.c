@@ -300,11 +300,16 @@ typedef struct opinion {
 
 fsdp_status fsdp_comm_agree(fsdp_comm *comm, fsdp_status mine)
 {
+    return fsdpi_comm_agree_in(comm, FSDPI_OP_AGREE, NULL, mine);
+}
+
+fsdp_status fsdpi_comm_agree_in(fsdp_comm *comm, fsdpi_op op, const char *name, fsdp_status mine)
+{
     if (mine == FSDP_ERR_PEER || mine == FSDP_ERR_COMM) return mine; /* the others know */
     bool raised = fsdpi_error_status() == mine; /* or it is a bare status, and the last message is of something else */
     opinion me = { .st = mine, .shared = raised && fsdpi_error_is_shared() };
     if (mine != FSDP_OK) snprintf(me.message, sizeof(me.message), "%s", raised ? fsdp_last_error_message() : fsdp_status_name(mine));
-    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_AGREE, NULL, &me, sizeof(me)));
+    FSDP_TRY(fsdpi_comm_tell(comm, op, name, &me, sizeof(me)));
     bool alike = true; /* then it is no rank's in particular */
     for (int r = 1; r < comm->size && alike; r++) {
         const opinion *a = fsdpi_comm_told(comm, 0), *b = fsdpi_comm_told(comm, r);

@@ -41,7 +41,10 @@
     X(FSDPI_OP_REDUCE, "gradient reduction")                                                                \
     X(FSDPI_OP_SUMMON, "summon")                                                                            \
     X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
+    X(FSDPI_OP_SUMMON_CANCEL, "cancellation of a summon")                                                   \
     X(FSDPI_OP_PUBLISH, "publication of parameters")                                                        \
+    X(FSDPI_OP_FILL_FROM, "values from one rank")                                                           \
+    X(FSDPI_OP_COMPARE, "comparison of values")                                                             \
     X(FSDPI_OP_NORM, "gradient norm")                                                                       \
     X(FSDPI_OP_STEP_BEGIN, "beginning of a step")                                                           \
     X(FSDPI_OP_STEP_END, "end of a step")                                                                   \
@@ -134,6 +137,9 @@ fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, cons
 const void *fsdpi_comm_told(const fsdp_comm *comm, int rank);
 /* All-gathers any number of bytes of host memory. */
 fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out);
+
+/* fsdp_comm_agree() as a part of an operation, by whose name messages call it. */
+fsdp_status fsdpi_comm_agree_in(fsdp_comm *comm, fsdpi_op op, const char *name, fsdp_status mine);
 
 /* How many operations this rank has made. */
 uint64_t fsdpi_comm_made(const fsdp_comm *comm);

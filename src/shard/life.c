@@ -133,8 +133,9 @@ void fsdpi_unit_check(fsdp_unit *u)
     FSDPI_ASSERT(!passes || (u->summons == 0 && !u->in_step));                                            /* I5 */
     FSDPI_ASSERT(u->residency != FSDPI_WHOLE || is_current(u));                                           /* I6 */
     FSDPI_ASSERT(!u->in_step || u->gradient == FSDPI_GRAD_NONE);                                          /* I7 */
-    FSDPI_ASSERT((u->summoned != NULL) == (u->summons > 0 && u->writeback));                              /* I8 */
-    FSDPI_ASSERT(passes || u->holders == u->summons);                                                     /* I9 */
+    bool has_copy = u->summons > 0 && !u->summon_absent && (u->writeback || u->summon.host);
+    FSDPI_ASSERT((u->summoned != NULL) == has_copy);                                                      /* I8 */
+    FSDPI_ASSERT(passes || u->holders == (u->summon_absent || u->summon.host ? 0 : u->summons));          /* I9 */
     FSDPI_ASSERT(passes || (u->gradient == FSDPI_GRAD_NONE && u->rt->owed == NULL));                      /* I10 */
     FSDPI_ASSERT(fsdpi_residency_may_move(u->checked_residency, u->residency));                           /* I11 */
     FSDPI_ASSERT(fsdpi_gradient_may_move(u->checked_gradient, u->gradient));                              /* I11 */

@@ -24,8 +24,8 @@
  *   I5  summoned or in a step: no pass is open on the communicator
  *   I6  a unit that is whole is whole at the version that this rank last saw published
  *   I7  in a step the gradient is NONE
- *   I8  a private buffer exists only while summoned with writeback
- *   I9  passes open on the communicator == 0 implies holders == summons
+ *   I8  a copy to write, or of the host, exists exactly while summoned with writeback or to the host, and for this rank
+ *   I9  passes open on the communicator == 0 implies holders == summons, or 0 where the summon holds nothing here
  *   I10 no pass is open implies the gradient is NONE and nothing is owed
  *   I11 moves between states are those of the tables below */
 #ifndef FSDPI_SHARD_LIFE_H
@@ -104,13 +104,19 @@
       "one holder less; the last: SHARDED, or KEPT (optimizer, none). No forward left to undo: OPEN -> PENDING (posted)") \
     X(FSDPI_EV_SUMMON_BEGIN, "fsdp_unit_summon_begin",                                                      \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_WRITEBACK_OR_OUTER),              \
-      "residency -> WHOLE, one more holder; with writeback a private copy to write")                        \
+      "residency -> WHOLE, one more holder; with writeback a private copy to write. To the host, or for another rank: no holder") \
     X(FSDPI_EV_SUMMON_END, "fsdp_unit_summon_end",                                                          \
       FSDPI_C(FSDPI_SUMMONED),                                                                              \
       "one holder less; the last: with writeback the own slice is published; SHARDED, or KEPT")             \
+    X(FSDPI_EV_SUMMON_CANCEL, "fsdp_unit_summon_cancel",                                                    \
+      FSDPI_C(FSDPI_SUMMONED),                                                                              \
+      "one holder less; the last: what was written is dropped; SHARDED, or KEPT")                           \
     X(FSDPI_EV_FILL, "fsdp_unit_init",                                                                      \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
       "new values are made, and published where all ranks have theirs; SHARDED, or KEPT until it is used")  \
+    X(FSDPI_EV_CHECK_REPLICAS, "fsdp_unit_check_replicas",                                                  \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
+      "nothing")                                                                                            \
     X(FSDPI_EV_STEP_BEGIN, "fsdp_step_begin",                                                               \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
       "in a step: parameters cannot be read; gradients are final")                                          \

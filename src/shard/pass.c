@@ -72,6 +72,7 @@ fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
 {
     fsdpi_use *use;
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_FORWARD, pass));
+    if (!u->all_set && pass->kind == FSDP_PASS_TRAIN) fsdpi_unit_warn_unset(u);
     FSDP_TRY(use_of(pass, u, &use));
     FSDP_TRY(tag(u, FSDPI_OP_FORWARD));
     FSDP_TRY(fsdpi_unit_hold(u));

@@ -271,3 +271,17 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u)
     }
     return fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
 }
+
+fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out)
+{
+    const float *base = NULL;
+    size_t bytes = (size_t)fsdpi_unit_slice(u) * sizeof(float);
+    for (int k = 0; k < u->rounds && bytes > 0; k++) {
+        const float *x = u->acc[k].now;
+        if (!u->acc[k].has) continue;
+        if (base == NULL) FSDP_TRY(fsdp_stream_copy(u->ctx->comm, out, x, bytes));
+        else FSDP_TRY(launch_sum(u, out, out, &x, 1));
+        base = out;
+    }
+    return FSDP_OK;
+}

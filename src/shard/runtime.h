@@ -68,6 +68,7 @@ typedef struct fsdpi_runtime {
     uint64_t pass_count;
     fsdpi_order last[FSDPI_PASS_KINDS];
     uint64_t mark;
+    bool said_differ; /* that ranks gave sharded units different values: logged once */
 } fsdpi_runtime;
 
 /* The runtime of a communicator, made when first asked for; it goes with the communicator. Not collective. */

@@ -66,12 +66,14 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     u->lo = u->layout.edge[u->rt->comm->rank];
     u->hi = u->layout.edge[u->rt->comm->rank + 1];
     u->touched = fsdpi_calloc((size_t)count, sizeof(*u->touched));
+    u->set = fsdpi_calloc((size_t)count, sizeof(*u->set));
+    u->all_set = count == 0;
     u->acc = fsdpi_calloc(1, sizeof(*u->acc));
     u->slices = fsdpi_calloc((size_t)count, sizeof(*u->slices));
     u->segments = fsdpi_calloc((size_t)count, sizeof(*u->segments));
     u->own = fsdpi_calloc((size_t)count, sizeof(*u->own));
     u->edges = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*u->edges));
-    FSDP_FAIL_IF(u->touched == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->own == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
+    FSDP_FAIL_IF(u->touched == NULL || u->set == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->own == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
                  "no memory for unit \"%s\"", u->name);
     for (int r = 0; r <= u->layout.size; r++) u->edges[r] = (size_t)u->layout.edge[r] * sizeof(float);
     u->rounds = 1;
@@ -213,8 +215,7 @@ void fsdpi_unit_rest(fsdp_unit *u)
     u->pass = NULL;
     u->gradient = FSDPI_GRAD_NONE;
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
-    fsdpi_arena_free(u->ctx->arena, u->summoned);
-    u->summoned = NULL;
+    fsdpi_summon_drop(u);
     fsdpi_arena_free(u->ctx->arena, u->step_whole);
     u->step_whole = NULL;
     if (u->mode == FSDP_MODE_NONE) u->residency = FSDPI_KEPT;
@@ -247,6 +248,7 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_layout_fini(&u->layout);
     fsdpi_free(u->weight);
     fsdpi_free(u->touched);
+    fsdpi_free(u->set);
     fsdpi_free(u->acc);
     fsdpi_free(u->slices);
     fsdpi_free(u->segments);
@@ -317,18 +319,6 @@ const float *fsdp_unit_param(fsdp_unit *unit, int i)
     if (check_index(unit, i, "fsdp_unit_param") != FSDP_OK) return NULL;
     if (fsdpi_life_allows(unit, FSDPI_EV_PARAM, NULL) != FSDP_OK) return NULL;
     return unit->whole + unit->layout.at[i];
-}
-
-float *fsdp_unit_summoned(fsdp_unit *unit, int i)
-{
-    if (check_index(unit, i, "fsdp_unit_summoned") != FSDP_OK) return NULL;
-    if (unit->summoned == NULL) {
-        (void)fsdp_error_raise(FSDP_ERR_STATE, __func__, __FILE__, __LINE__,
-                               "fsdp_unit_summoned: unit \"%s\" is not summoned with writeback (it is %s)", unit->name,
-                               fsdp_unit_state(unit));
-        return NULL;
-    }
-    return unit->summoned + unit->layout.at[i];
 }
 
 /* ---- slices ---- */

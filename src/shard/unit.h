@@ -52,7 +52,15 @@ struct fsdp_unit {
 
     int summons;
     bool writeback;
-    float *summoned;     /* arena block, the whole, writable */
+    fsdp_unit_summon_opts summon; /* what the outermost asked for */
+    bool summon_absent;  /* summoned, but not for this rank */
+    float *summoned;     /* the whole, of this rank alone: an arena block to write, or host memory */
+    float *summoned_grad; /* the same, of gradients */
+    uint64_t summon_hash; /* debug builds: of what may not be written */
+
+    bool *set;           /* per parameter: has it ever been given values */
+    bool all_set;
+    bool said_differ;    /* that replicas were given different values: logged once */
 
     fsdpi_gradient gradient;
     fsdp_pass *pass;     /* whose gradient is in flight */
@@ -111,6 +119,21 @@ void fsdpi_grad_discard(fsdp_unit *u);
 /* Adds the rounds up: leaves the sum, if any, in acc[0].now. */
 fsdp_status fsdpi_grad_final(fsdp_unit *u);
 
+/* The accumulated gradients of this rank's slice, rounds added up, into `out` on the communication stream; accumulators stay
+ * as they are. Only where there are any. */
+fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out);
+
+/* ---- values.c ---- */
+/* As fsdp_unit_fill(); which (NULL: all): the parameters that have values by it. */
+fsdp_status fsdpi_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg, const bool *which);
+void fsdpi_unit_mark_set(fsdp_unit *u, const bool *which);
+/* Logs once which parameters a training pass uses that never had values. */
+void fsdpi_unit_warn_unset(fsdp_unit *u);
+
+/* ---- summon.c ---- */
+/* Gives back what a summon took. */
+void fsdpi_summon_drop(fsdp_unit *u);
+
 /* ---- step.c ---- */
 /* Ends a step in which nothing was written: the gradients stay, and it can be begun again. Not collective. */
 void fsdpi_step_leave(fsdp_unit_list units);
@@ -124,6 +147,12 @@ static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)
 static inline int64_t fsdpi_unit_kept_from(const fsdp_unit *u)
 {
     return u->mode == FSDP_MODE_NONE ? 0 : u->lo;
+}
+
+/* Whether other ranks keep the same elements. */
+static inline bool fsdpi_unit_has_replicas(const fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_NONE && u->rt->comm->size > 1;
 }
 
 static inline int64_t fsdpi_unit_kept_to(const fsdp_unit *u)

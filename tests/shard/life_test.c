@@ -77,6 +77,16 @@ static fsdp_status summon_end(probe *p)
     return fsdp_unit_summon_end(p->unit);
 }
 
+static fsdp_status summon_cancel(probe *p)
+{
+    return fsdp_unit_summon_cancel(p->unit);
+}
+
+static fsdp_status check_replicas(probe *p)
+{
+    return fsdp_unit_check_replicas(p->unit);
+}
+
 static fsdp_status read_param(probe *p)
 {
     float x[512];
@@ -168,6 +178,7 @@ static const struct {
     { 'p', "fsdp_pass_begin", pass_begin },              { 'P', "fsdp_pass_end", pass_end },
     { 'r', "fsdp_unit_summon_begin", summon_read },      { 'w', "fsdp_unit_summon_begin", summon_write },
     { 'S', "fsdp_unit_summon_end", summon_end },         { 'R', "fsdp_unit_summon_begin", read_param },
+    { 'k', "fsdp_unit_summon_cancel", summon_cancel },   { 'q', "fsdp_unit_check_replicas", check_replicas },
     { 'i', "fsdp_unit_init", init },                     { 't', "fsdp_step_begin", step_begin },
     { 'T', "fsdp_step_end", step_end },                  { 'C', "fsdp_step_end", step_cancel },
     { 'n', "fsdp_step_end", step_norm },                 { 'o', "fsdp_step_begin", optim_step },
@@ -328,13 +339,13 @@ static fsdp_status summons(run *r)
 {
     mini *m = &r->m;
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSRzxc", "it is summoned"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcq", "it is summoned"));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSRzxc", "it is summoned twice"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcq", "it is summoned twice"));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], &(fsdp_unit_summon_opts){ .writeback = true }));
-    FSDP_TRY(try_wrong(r, NULL, "rwSRzxsc", "it is summoned with writeback"));
+    FSDP_TRY(try_wrong(r, NULL, "rwSkRzxscq", "it is summoned with writeback"));
     return fsdp_unit_summon_end(m->unit[MINI_A]);
 }
 
@@ -377,10 +388,10 @@ static fsdp_status live(fsdp_comm *comm, const corner *c, bool wrong_calls, floa
     FSDP_TRY(mini_create(&r.m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
     bool none = c->mode == FSDP_MODE_NONE;
     for (int s = 0; s < 2; s++) {
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztoc", none), "it is idle"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocq", none), "it is idle"));
         FSDP_TRY(summons(&r));
         FSDP_TRY(one_pass(&r, s * 2 * size + rank));
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztoc", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocq", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
         FSDP_TRY(two_passes(&r, (s * 2 + 1) * size + rank));
         FSDP_TRY(summons(&r));
         FSDP_TRY(evaluation(&r, 77)); /* mode optimizer has them whole when the step begins */

@@ -89,8 +89,34 @@ static fsdp_status cancel(mini *m)
     return fsdp_pass_cancel(pass);
 }
 
+static fsdp_status fill(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
+{
+    (void)param;
+    (void)arg;
+    for (int64_t i = 0; i < numel; i++) out[i] = mini_value(name, first + i + 1);
+    return FSDP_OK;
+}
+
+/* Gradients of the steps before are gone: those of a leaf, read and written on the host. */
+static fsdp_status on_the_host(life *l)
+{
+    fsdp_unit *u = l->m.unit[MINI_BIG];
+    bool queue = l->queue;
+    l->queue = false;
+    AGAIN(mini_leaf(&l->m, "F5 B5 F5 B5", 99), FSDP_TRY(cancel(&l->m)));
+    l->queue = queue;
+    AGAIN(fsdp_unit_fill_from(u, 0, fill, NULL), (void)0);
+    AGAIN(fsdp_unit_summon_begin(u, &(fsdp_unit_summon_opts){ .writeback = true, .host = true, .grads = true, .rank0_only = true }), (void)0);
+    float *p = fsdp_unit_summoned(u, 0), *g;
+    FSDP_TRY(fsdp_unit_summoned_grad(u, 0, &g));
+    for (int i = 0; i < 9; i++) p[i] -= 0.1f * g[i];
+    AGAIN(fsdp_unit_summon_end(u), (void)0);
+    return fsdp_unit_zero_grad(u);
+}
+
 static fsdp_status write_and_read(life *l)
 {
+    FSDP_TRY(on_the_host(l));
     fsdp_unit *u = l->m.unit[MINI_BIG];
     fsdp_stream *s = fsdp_unit_stream(u);
     float x[5] = { 1, 2, 3, 4, 5 };
