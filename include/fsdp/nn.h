@@ -117,11 +117,18 @@ typedef struct fsdp_module_param_info {
     fsdp_param param;   /* its name is the last part */
     fsdp_unit *unit;    /* NULL: not wrapped */
     int index;          /* in the unit */
+    bool frozen;
 } fsdp_module_param_info;
 
 /* All parameters below and including m, children in order; each once. Borrowed until the next call for m. */
 FSDP_API fsdp_status fsdp_module_params(fsdp_module *m, const fsdp_module_param_info **out, int *count) FSDP_NODISCARD;
 FSDP_API int64_t fsdp_module_numel(fsdp_module *m);
+
+/* Freezes the parameters below m whose full name from m on fits the pattern (`*` is any text), or unfreezes them: before or
+ * after they are wrapped. A frozen parameter has no gradient (fsdp_unit_set_frozen); where nothing needs one, the backward
+ * does not go there at all. Collective where there are units; not within passes and steps, or while there are gradients that
+ * no step has used. FSDP_ERR_INVALID where no parameter fits. */
+FSDP_API fsdp_status fsdp_module_set_frozen(fsdp_module *m, const char *pattern, bool frozen) FSDP_NODISCARD;
 
 /* ---- summon and initialise ---- */
 

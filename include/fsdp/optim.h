@@ -34,7 +34,7 @@ typedef struct fsdp_sgd_opts {
 /* Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), as PyTorch's AdamW:
  *   p -= lr weight_decay p;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
  *   p -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
- * t counts the steps of a unit in which it had gradients. */
+ * t counts the steps in which the parameter had a gradient: its unit did, and it was not frozen. */
 typedef struct fsdp_adamw_opts {
     float lr;
     float beta1, beta2; /* 0: 0.9 and 0.999 */
@@ -57,8 +57,8 @@ typedef struct fsdp_step_opts {
     double *norm;     /* (may be NULL) the norm before clipping */
 } fsdp_step_opts;
 
-/* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients are
- * left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names the unit; parameters and state are as before,
+/* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients, and frozen
+ * parameters, are left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names the unit; parameters and state are as before,
  * the gradients are dropped. Other errors before the update: all is as before, gradients too. A device that fails in the
  * update leaves its units in the step: fsdp_comm_reset() ends it. */
 FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *opts) FSDP_NODISCARD;
@@ -72,7 +72,9 @@ FSDP_API float fsdp_optim_lr(const fsdp_optim *optim);
 FSDP_API int fsdp_optim_state_kinds(const fsdp_optim *optim);
 FSDP_API const char *fsdp_optim_state_name(const fsdp_optim *optim, int kind);
 FSDP_API fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind, float **state) FSDP_NODISCARD;
-/* Steps that the unit has had: t of AdamW. */
+/* Steps that a parameter has had: t of AdamW; of a unit: those of the one that has had most; sets all. */
+FSDP_API int64_t fsdp_optim_param_steps(const fsdp_optim *optim, const fsdp_unit *unit, int param);
+FSDP_API void fsdp_optim_set_param_steps(fsdp_optim *optim, const fsdp_unit *unit, int param, int64_t steps);
 FSDP_API int64_t fsdp_optim_unit_steps(const fsdp_optim *optim, const fsdp_unit *unit);
 FSDP_API void fsdp_optim_set_unit_steps(fsdp_optim *optim, const fsdp_unit *unit, int64_t steps);
 FSDP_API fsdp_unit_list fsdp_optim_units(const fsdp_optim *optim);

@@ -123,6 +123,15 @@ FSDP_API fsdp_status fsdp_unit_check_replicas(fsdp_unit *unit) FSDP_NODISCARD;
 /* Mends that: what rank `rank` holds becomes all ranks'. Sharded units are left as they are. */
 FSDP_API fsdp_status fsdp_unit_broadcast_from(fsdp_unit *unit, int rank) FSDP_NODISCARD;
 
+/* ---- frozen parameters ---- */
+
+/* From now on parameter i has no gradient, or has one again. A frozen parameter is gathered, used, summoned, saved like
+ * others; fsdp_unit_grad() refuses it; it is in no norm; optimizers leave it and its state alone. A unit whose parameters
+ * are all frozen reduces nothing. Outside of passes and steps, and when the unit has no gradients that no step has used. */
+FSDP_API fsdp_status fsdp_unit_set_frozen(fsdp_unit *unit, int i, bool frozen) FSDP_NODISCARD;
+/* Not collective. */
+FSDP_API bool fsdp_unit_frozen(const fsdp_unit *unit, int i);
+
 /* ---- passes ---- */
 
 typedef enum fsdp_pass_kind {
@@ -156,7 +165,7 @@ FSDP_API const float *fsdp_unit_param(fsdp_unit *unit, int i);
 
 /* Not collective. Where this rank writes the gradient of parameter i, whole; within begin_backward and end_backward.
  * *beta: 0 the first time: overwrite what is there (garbage); 1 after that: add to it. Parameters not asked for
- * get a gradient of 0. NULL (and an error) outside. */
+ * get a gradient of 0. NULL (and an error) outside, and of a frozen parameter. */
 FSDP_API float *fsdp_unit_grad(fsdp_unit *unit, int i, float *beta);
 
 /* ---- summon: the whole parameters, outside of passes ---- */
@@ -206,8 +215,9 @@ typedef struct fsdp_slice {
     int64_t offset;   /* of its first element, in the parameter */
     int64_t numel;
     float *master;    /* device address, on the storage device */
-    const float *grad; /* within a step: device address; NULL where the unit has no gradients */
+    const float *grad; /* within a step: device address; NULL where the unit has no gradients, or the parameter is frozen */
     int64_t state_offset; /* of its first element, in an array of fsdp_unit_slice_numel() that goes along with masters */
+    bool frozen;      /* it is to be left as it is */
 } fsdp_slice;
 
 /* Not collective. The slices of this rank, in order; an empty rank has none. Borrowed until the next call for this

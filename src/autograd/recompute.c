@@ -24,7 +24,7 @@ static fsdp_status make_inputs(fsdp_tape *tape, const fsdpi_node *n, const regio
         if (t == NULL) continue;
         FSDP_TRY(fsdpi_storage_restore(n->saved[i], tape));
         FSDP_TRY(fsdpi_tape_tensor_on(&x[i], tape, t->dtype, t->ndim, t->shape, n->saved[i]));
-        x[i]->needs_grad = t->needs_grad;
+        x[i]->needs_grad = fsdpi_wants_grad(t);
     }
     return FSDP_OK;
 }
@@ -97,10 +97,13 @@ fsdp_status fsdpi_tape_region(fsdp_tape *tape, fsdpi_region_fn fn, void *ctx, fs
     fsdpi_storage *kept[FSDPI_REGION_MOST] = { NULL };
     for (int i = 0; i < ins; i++)
         if (in[i] != NULL && in[i]->storage != NULL) kept[i] = fsdpi_storage_retain(in[i]->storage);
+    /* Where all is frozen and no input needs a gradient there is nothing to go back over. */
+    tape->passed_over = false;
+    for (int i = 0; i < ins; i++) tape->passed_over |= in[i] != NULL && fsdpi_wants_grad(in[i]);
     tape->unrecorded++;
     fsdp_status st = fn(ctx, tape, in, out);
     tape->unrecorded--;
-    if (st == FSDP_OK) st = append_region(tape, &r, in, kept, out);
+    if (st == FSDP_OK && tape->passed_over) st = append_region(tape, &r, in, kept, out);
     for (int i = 0; i < ins; i++) fsdpi_storage_release(kept[i]);
     return st;
 }

@@ -163,12 +163,13 @@ fsdp_status fsdp_tensor_grad_to_f32(fsdp_tensor *t, float *out)
 
 /* ---- nodes ---- */
 
-bool fsdpi_tape_records(const fsdp_tape *tape, fsdp_tensor *const *in, int ins)
+bool fsdpi_tape_records(fsdp_tape *tape, fsdp_tensor *const *in, int ins)
 {
-    if (tape->opts.eval || tape->unrecorded > 0) return false;
-    for (int i = 0; i < ins; i++)
-        if (in[i] != NULL && in[i]->needs_grad) return true;
-    return false;
+    if (tape->opts.eval) return false;
+    bool wanted = false;
+    for (int i = 0; i < ins && !wanted; i++) wanted = in[i] != NULL && fsdpi_wants_grad(in[i]);
+    tape->passed_over |= wanted && tape->unrecorded > 0;
+    return wanted && tape->unrecorded == 0;
 }
 
 static fsdp_status check_can_go_on(const fsdp_tape *tape)
@@ -257,7 +258,7 @@ fsdp_status fsdpi_grad_into(fsdp_tape *tape, fsdp_tensor *t, float **out, float 
 {
     *out = NULL;
     *beta = 0;
-    if (t == NULL || !t->needs_grad) return FSDP_OK;
+    if (t == NULL || !fsdpi_wants_grad(t)) return FSDP_OK;
     if (t->source != NULL) {
         float *p = t->source->grad(t->source->ctx, t->source->index, beta);
         if (p == NULL) return fsdp_error_through(fsdpi_error_status(), __func__, __FILE__, __LINE__);
@@ -291,7 +292,7 @@ static fsdp_status k_add(const fsdp_kernel *k, const void *args)
 
 fsdp_status fsdpi_grad_share(fsdp_tape *tape, fsdp_tensor *t, fsdpi_storage *grad)
 {
-    if (t == NULL || !t->needs_grad) return FSDP_OK;
+    if (t == NULL || !fsdpi_wants_grad(t)) return FSDP_OK;
     if (t->source == NULL && t->grad == NULL) {
         t->grad = fsdpi_storage_retain(grad);
         return FSDP_OK;
@@ -385,7 +386,7 @@ fsdp_status fsdpi_tape_backward(fsdp_tape *tape, fsdp_tensor *loss)
     FSDP_FAIL_IF(loss->materialise == NULL, FSDP_ERR_INVALID, "fsdp_backward: this tensor is no loss: fsdp_op_cross_entropy() and the like make one");
     FSDP_FAIL_IF(tape->open_scopes > 0, FSDP_ERR_STATE,
                  "fsdp_backward: the forward of a module is still open: it failed, or this call is within it: cancel the tape, or call it after fsdp_forward()");
-    FSDP_FAIL_IF(!loss->needs_grad, FSDP_ERR_INVALID, "fsdp_backward: the loss does not depend on anything that needs a gradient");
+    FSDP_FAIL_IF(!loss->needs_grad, FSDP_ERR_INVALID, "fsdp_backward: the loss does not depend on anything that needs a gradient: are all its parameters frozen?");
     static const float one = 1.0f;
     tape->failed = true; /* until it ends */
     FSDP_TRY(fsdpi_storage_create(&tape->seed, tape->arena, sizeof(float)));

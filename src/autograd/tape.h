@@ -65,6 +65,7 @@ struct fsdp_tape {
     bool failed;              /* an operation or the backward has failed */
     int open_scopes;          /* entered and not left */
     int unrecorded;           /* > 0: within a region that will be computed again: nothing is noted (recompute.c) */
+    bool passed_over;         /* something that needs a gradient was not noted for it */
     bool recomputing;         /* that is being done */
     int *pending;             /* in backward: scopes entered whose hook has not run; indices of LEAVE nodes */
     int pending_count;
@@ -86,7 +87,7 @@ fsdp_status fsdpi_tape_tensor(fsdp_tensor **out, fsdp_tape *tape, fsdp_dtype dty
 fsdp_status fsdpi_tape_view(fsdp_tensor **out, fsdp_tape *tape, fsdp_tensor *of, int ndim, const int64_t *shape);
 
 /* Whether a node is wanted: the tape trains and one of the tensors needs a gradient. */
-bool fsdpi_tape_records(const fsdp_tape *tape, fsdp_tensor *const *in, int ins);
+bool fsdpi_tape_records(fsdp_tape *tape, fsdp_tensor *const *in, int ins);
 
 /* Appends a node; outputs then need gradients. attributes: bytes copied from `attributes`. The node is good until the
  * next append. */

@@ -181,7 +181,7 @@ static fsdp_status load_rest(const fsdp_checkpoint *c, fsdp_checkpoint_reader *r
         case FSDPI_ENTRY_F64: FSDP_TRY(fsdp_checkpoint_reader_f64(r, e->name, e->value)); break;
         case FSDPI_ENTRY_STEPS:
             FSDP_TRY(fsdp_checkpoint_reader_i64(r, e->name, &steps));
-            fsdp_optim_set_unit_steps(e->optim, e->unit, steps);
+            fsdp_optim_set_param_steps(e->optim, e->unit, e->index, steps);
             break;
         default: break;
         }

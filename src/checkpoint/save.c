@@ -142,7 +142,7 @@ static json_t *values_json(const fsdp_checkpoint *c)
         case FSDPI_ENTRY_I64: v = json_integer(*(int64_t *)e->value); break;
         case FSDPI_ENTRY_F64: v = real_json(*(double *)e->value); break;
         case FSDPI_ENTRY_TEXT: v = json_string(e->text); break;
-        case FSDPI_ENTRY_STEPS: v = json_integer(fsdp_optim_unit_steps(e->optim, e->unit)); break;
+        case FSDPI_ENTRY_STEPS: v = json_integer(fsdp_optim_param_steps(e->optim, e->unit, e->index)); break;
         default: continue;
         }
         json_object_set_new(values, e->name, v);

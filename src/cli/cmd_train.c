@@ -374,6 +374,7 @@ static void announce(trainer *t)
                  fsdp_mode_name((fsdp_mode)s->mode), i.instruction_set, i.gemm, i.gemm_version);
     progress_say(&t->progress, "%lld training tokens%s; a step is %lld sequences of %lld in %lld micro-batches", (long long)fsdp_dataset_tokens(t->run->train),
                  fsdp_dataset_is_text(t->run->train) ? " (bytes)" : "", (long long)s->batch, (long long)s->seq, (long long)t->run->leaves);
+    if (train_frozen_numel(t->model) > 0) progress_say(&t->progress, "%lld of the parameters are frozen", (long long)train_frozen_numel(t->model));
     if (cli_is_set(train_options, train_option_count, s, "prefetch") && s->transport == 0)
         progress_say(&t->progress, "note: --prefetch has no effect on transport shm: a gather copies nothing there");
     if (t->run->checkpoint[0] != '\0') progress_say(&t->progress, "resumed from %s at step %lld", t->run->checkpoint, (long long)t->run->first_step);

@@ -45,6 +45,7 @@ const cli_option train_options[] = {
     { .name = "log-every", .kind = CLI_INT, .offset = AT(log_every), .value = "N", .fallback = "10", .help = "steps between printed lines, where no terminal shows progress", .min = 1, .max = BIG, .of_the_call = true },
     { .name = "resume", .kind = CLI_TEXT, .offset = AT(resume), .value = "latest|DIR", .help = "go on from a checkpoint; its settings hold but for those given here", .of_the_call = true },
     { .name = "init", .kind = CLI_TEXT, .offset = AT(init), .value = "DIR|FILE", .help = "begin with the weights of a model in Hugging Face's format" },
+    { .name = "freeze", .kind = CLI_LIST, .offset = AT(freeze), .value = "PATTERN", .help = "parameters that stay as they are, by name, as 'h.0.*' ('none', on --resume: train all again)" },
     { .name = "activation-checkpointing", .kind = CLI_FLAG, .offset = AT(activation_checkpointing), .help = "keep of each block its input alone, and compute the rest again in the backward: less memory, a forward more", .of_the_call = true },
     { .name = "mode", .kind = CLI_CHOICE, .offset = AT(mode), .value = "full|grad-op|optimizer|none", .fallback = "full", .help = "what is sharded: all (ZeRO-3), gradients and optimizer (2), optimizer (1), nothing", .of_the_call = true },
     { .name = "prefetch", .kind = CLI_INT, .offset = AT(prefetch), .value = "N", .fallback = "1", .help = "units gathered ahead", .min = 0, .max = 64, .of_the_call = true },
@@ -233,6 +234,8 @@ static int open_model(train_run *run)
     }
     if (is_set(run, "dropout") && fsdp_model_set_dropout(run->model, (float)s->dropout) != FSDP_OK) return cli_fail("--dropout: %s", fsdp_last_error_message());
     s->dropout = (double)fsdp_model_gpt2_config(run->model)->resid_pdrop;
+    int code = train_freeze(run);
+    if (code != 0) return code;
     int64_t context = fsdp_model_gpt2_config(run->model)->n_positions;
     if (s->seq == 0) s->seq = context;
     if (s->seq > context) return cli_usage("train: --seq %lld is more than the model's %lld positions", (long long)s->seq, (long long)context);

@@ -11,7 +11,7 @@
 typedef struct train_settings {
     cli_given given;
     const char *model, *out, *resume, *init;
-    cli_list data, val;
+    cli_list data, val, freeze;
     double val_fraction;
     int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, dropout;
@@ -39,6 +39,10 @@ typedef struct train_run {
 /* Checks settings against each other, fills in what was left open, opens model and data. Prints what is wrong and returns
  * the exit status; 0: all well. */
 int train_prepare(train_run *run);
+/* Freezes what --freeze says, in a model that is not wrapped yet. 0, or the exit status. */
+int train_freeze(train_run *run);
+int64_t train_frozen_numel(fsdp_model *model);
+
 void train_release(train_run *run);
 
 double cli_clock(void); /* seconds */

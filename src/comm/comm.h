@@ -50,6 +50,8 @@
     X(FSDPI_OP_STEP_END, "end of a step")                                                                   \
     X(FSDPI_OP_STEP_CANCEL, "cancellation of a step")                                                       \
     X(FSDPI_OP_ZERO_GRAD, "drop of gradients")                                                              \
+    X(FSDPI_OP_FREEZE, "freezing")                                                                          \
+    X(FSDPI_OP_UNFREEZE, "unfreezing")                                                                      \
     X(FSDPI_OP_SAVE, "save")                                                                                \
     X(FSDPI_OP_LOAD, "load")
 

@@ -48,6 +48,12 @@ static bool param_stays(void *ctx, const fsdp_tape *tape)
     return use != NULL && use->was_root;
 }
 
+static bool param_frozen(void *ctx)
+{
+    const fsdpi_parameter *p = ctx;
+    return p->unit != NULL ? fsdp_unit_frozen(p->unit, p->index) : p->frozen;
+}
+
 static void free_param(fsdpi_parameter *p)
 {
     if (p == NULL) return;
@@ -75,7 +81,7 @@ fsdp_status fsdp_module_add_param(fsdp_module *m, const fsdp_param *param, fsdp_
     p->init = init;
     p->scale = scale;
     p->is_bias_or_norm = init == FSDP_PARAM_ONES || init == FSDP_PARAM_ZEROS || param->ndim < 2;
-    p->source = (fsdpi_source){ .data = param_data, .grad = param_grad, .stays = param_stays, .ctx = p };
+    p->source = (fsdpi_source){ .data = param_data, .grad = param_grad, .stays = param_stays, .frozen = param_frozen, .ctx = p };
     p->tensor.source = &p->source;
     p->tensor.needs_grad = true;
     fsdp_status st = p->info.name != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for a parameter");
@@ -222,7 +228,8 @@ static fsdp_status list_param(fsdpi_parameter *p, const char *name, void *arg)
     size_t n = strlen(name) + 1;
     memcpy(copy, name, n);
     l->used += n;
-    l->info[l->count++] = (fsdp_module_param_info){ .name = copy, .param = p->info, .unit = p->unit, .index = p->index };
+    l->info[l->count++] = (fsdp_module_param_info){ .name = copy, .param = p->info, .unit = p->unit, .index = p->index,
+                                                     .frozen = param_frozen(p) };
     return FSDP_OK;
 }
 

@@ -15,6 +15,7 @@ typedef struct fsdpi_parameter {
     float scale;             /* of KAIMING */
     float normal_std;        /* of NORMAL; 0: 0.02 */
     bool is_bias_or_norm;    /* 1 or 0 in NORMAL */
+    bool frozen;             /* to be, in the unit that it gets */
     float *host;             /* before wrapping; NULL: 0s that nobody has asked for */
     fsdp_unit *unit;
     int index;

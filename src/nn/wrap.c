@@ -85,6 +85,8 @@ static fsdp_status make_unit(fsdp_unit **out, collection *c, fsdp_module *m, con
     double any = c->with_values;
     fsdp_status st = fsdp_comm_max(o->comm, &any, 1);
     if (st == FSDP_OK && any > 0) st = fsdp_unit_fill(u, fill_from_host, c);
+    for (int i = 0; i < c->count && st == FSDP_OK; i++)
+        if (c->param[i]->frozen) st = fsdp_unit_set_frozen(u, i, true);
     if (st != FSDP_OK) {
         fsdp_unit_destroy(u);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);

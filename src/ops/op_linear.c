@@ -18,7 +18,7 @@ static fsdp_status backward(fsdp_tape *tape, fsdpi_node *n)
     const attributes *at = n->attributes;
     fsdp_tensor *x = n->in[0], *w = n->in[1], *b = n->in[2];
     fsdpi_linear_backward_args a = { .dy = fsdpi_grad_of(n->out[0]), .M = at->M, .N = at->N, .K = at->K, .in_out = at->in_out, .act = at->act };
-    if (w->needs_grad) FSDP_TRY(fsdpi_saved(tape, n, SAVED_X, x, &a.x));
+    if (fsdpi_wants_grad(w)) FSDP_TRY(fsdpi_saved(tape, n, SAVED_X, x, &a.x));
     a.pre = n->saved[SAVED_PRE] != NULL ? n->saved[SAVED_PRE]->data : NULL;
     FSDP_TRY(fsdpi_saved(tape, n, SAVED_WEIGHT, w, &a.weight));
     FSDP_TRY(fsdpi_grad_into(tape, w, &a.dweight, &a.dweight_beta));
@@ -101,7 +101,7 @@ fsdp_status fsdp_op_linear(fsdp_tape *tape, fsdp_tensor *x, fsdp_tensor *weight,
     if (st == FSDP_OK && records && (st = fsdpi_tape_append(&n, tape, "linear", backward, &at, sizeof(at))) == FSDP_OK) {
         for (int i = 0; i < 3; i++) fsdpi_node_input(n, in[i]);
         fsdpi_node_output(n, out);
-        if (weight->needs_grad) fsdpi_node_save(n, SAVED_X, x->storage);
+        if (fsdpi_wants_grad(weight)) fsdpi_node_save(n, SAVED_X, x->storage);
         fsdpi_node_save(n, SAVED_WEIGHT, weight->storage);
         fsdpi_node_save(n, SAVED_PRE, pre);
         if (pre != NULL) st = add_recipe(out, pre, at.act);

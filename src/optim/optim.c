@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/fits.h"
 #include "optim/kernels.h"
 #include "shard/unit.h"
 
@@ -17,7 +18,7 @@ typedef enum optim_kind { SGD, ADAMW } optim_kind;
 typedef struct part {
     fsdp_unit *unit;
     float *state[2];  /* arena blocks of the unit's device */
-    int64_t steps;
+    int64_t *steps;          /* per parameter: one that is frozen has none */
     float *decay, *lr_scale; /* per parameter, from the groups */
 } part;
 
@@ -32,38 +33,17 @@ struct fsdp_optim {
 
 static const char *const state_names[2][2] = { [SGD] = { "momentum", "" }, [ADAMW] = { "exp_avg", "exp_avg_sq" } };
 
-/* `*` is any text, everything else itself. */
-static bool fits(const char *pattern, const char *name)
-{
-    const char *star = NULL, *back = NULL;
-    while (*name != '\0') {
-        if (*pattern == '*') {
-            star = pattern++;
-            back = name;
-        } else if (*pattern == *name) {
-            pattern++;
-            name++;
-        } else if (star != NULL) {
-            pattern = star + 1;
-            name = ++back;
-        } else {
-            return false;
-        }
-    }
-    while (*pattern == '*') pattern++;
-    return *pattern == '\0';
-}
-
 static fsdp_status init_groups(fsdp_optim *o, part *p, const fsdp_optim_group *groups, int count)
 {
     int n = fsdp_unit_param_count(p->unit);
+    FSDPI_NEW(p->steps, n);
     FSDPI_NEW(p->decay, n);
     FSDPI_NEW(p->lr_scale, n);
     for (int i = 0; i < n; i++) {
         p->decay[i] = o->weight_decay;
         p->lr_scale[i] = 1.0f;
         for (int g = 0; g < count; g++) {
-            if (!fits(groups[g].pattern, fsdp_unit_param_info(p->unit, i)->name)) continue;
+            if (!fsdpi_fits(groups[g].pattern, fsdp_unit_param_info(p->unit, i)->name)) continue;
             p->decay[i] = groups[g].weight_decay;
             p->lr_scale[i] = groups[g].lr_scale != 0 ? groups[g].lr_scale : 1.0f;
             break;
@@ -171,6 +151,7 @@ void fsdp_optim_destroy(fsdp_optim *o)
         part *p = &o->part[i];
         for (int k = 0; k < 2; k++)
             if (p->state[k] != NULL) fsdpi_arena_free(p->unit->ctx->arena, p->state[k]);
+        fsdpi_free(p->steps);
         fsdpi_free(p->decay);
         fsdpi_free(p->lr_scale);
     }
@@ -218,13 +199,27 @@ fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind,
 int64_t fsdp_optim_unit_steps(const fsdp_optim *optim, const fsdp_unit *unit)
 {
     const part *p = part_of(optim, unit);
-    return p != NULL ? p->steps : 0;
+    int64_t most = 0;
+    for (int i = 0; p != NULL && i < fsdp_unit_param_count(unit); i++) most = p->steps[i] > most ? p->steps[i] : most;
+    return most;
 }
 
 void fsdp_optim_set_unit_steps(fsdp_optim *optim, const fsdp_unit *unit, int64_t steps)
 {
     part *p = part_of(optim, unit);
-    if (p != NULL) p->steps = steps;
+    for (int i = 0; p != NULL && i < fsdp_unit_param_count(unit); i++) p->steps[i] = steps;
+}
+
+int64_t fsdp_optim_param_steps(const fsdp_optim *optim, const fsdp_unit *unit, int param)
+{
+    const part *p = part_of(optim, unit);
+    return p != NULL && param >= 0 && param < fsdp_unit_param_count(unit) ? p->steps[param] : 0;
+}
+
+void fsdp_optim_set_param_steps(fsdp_optim *optim, const fsdp_unit *unit, int param, int64_t steps)
+{
+    part *p = part_of(optim, unit);
+    if (p != NULL && param >= 0 && param < fsdp_unit_param_count(unit)) p->steps[param] = steps;
 }
 
 fsdp_unit_list fsdp_optim_units(const fsdp_optim *optim)
@@ -277,9 +272,10 @@ static fsdp_status update_part(fsdp_optim *o, part *p, float scale)
     const fsdp_slice *slice;
     int n;
     fsdp_unit_slices(p->unit, &slice, &n);
-    double bias1 = 1.0 - pow(o->beta1, (double)p->steps), bias2 = 1.0 - pow(o->beta2, (double)p->steps);
     for (int i = 0; i < n; i++) {
         const fsdp_slice *s = &slice[i];
+        if (s->frozen) continue;
+        double steps = (double)p->steps[s->param], bias1 = 1.0 - pow(o->beta1, steps), bias2 = 1.0 - pow(o->beta2, steps);
         float lr = o->lr * p->lr_scale[s->param], decay = p->decay[s->param];
         update_args a = { .kind = o->kind,
                           .lr = lr,
@@ -346,7 +342,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     for (int i = 0; i < o->count; i++) {
         part *p = &o->part[i];
         if (p->unit->step_grad == NULL) continue;
-        p->steps++;
+        for (int k = 0; k < fsdp_unit_param_count(p->unit); k++) p->steps[k] += !fsdp_unit_frozen(p->unit, k);
         FSDP_TRY(update_part(o, p, (float)(scale * clip)));
     }
     FSDP_TRY(fsdp_step_end(fsdp_optim_units(o)));

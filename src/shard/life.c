@@ -44,13 +44,18 @@ unsigned fsdpi_event_conditions(fsdpi_event ev)
     return events[ev].needs;
 }
 
+bool fsdpi_unit_has_gradients(const fsdp_unit *u)
+{
+    for (int k = 0; k < u->rounds; k++)
+        if (u->acc[k].has) return true;
+    return false;
+}
+
 const char *fsdp_unit_state(const fsdp_unit *unit)
 {
     fsdp_unit *u = (fsdp_unit *)(uintptr_t)unit; /* the text is the unit's, for the caller to read */
-    bool grads = false;
-    for (int k = 0; k < u->rounds; k++) grads |= u->acc[k].has;
     snprintf(u->state_text, sizeof(u->state_text), "%s%s, %s%s%s", residencies[u->residency], u->summons > 0 ? " (summoned)" : "",
-             gradients[u->gradient], grads ? ", gradients accumulated" : "", u->in_step ? ", in a step" : "");
+             gradients[u->gradient], fsdpi_unit_has_gradients(u) ? ", gradients accumulated" : "", u->in_step ? ", in a step" : "");
     return u->state_text;
 }
 
@@ -91,6 +96,7 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
         /* In a step owners write; in mode none everything is this rank's own. */
         if (u->in_step && u->mode != FSDP_MODE_NONE) return false;
         return u->residency == FSDPI_WHOLE || (u->residency == FSDPI_KEPT && is_current(u));
+    case FSDPI_NO_GRADIENTS: return !fsdpi_unit_has_gradients(u);
     case FSDPI_WRITEBACK_OR_OUTER: return u->summons == 0 || u->writeback;
     case FSDPI_CONDITION_COUNT: break;
     }

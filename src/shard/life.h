@@ -78,6 +78,7 @@
     X(FSDPI_NO_BACKWARD_OPEN, "a backward of it is open", "end the backward first")                         \
     X(FSDPI_NO_OTHER_PENDING, "another pass has gradients of it that do not count yet", "end that pass first") \
     X(FSDPI_READABLE, "its parameters are not whole here", "use them between begin and end, or summon the unit") \
+    X(FSDPI_NO_GRADIENTS, "it has gradients that no step has used", "make a step, or drop them by fsdp_unit_zero_grad(), first") \
     X(FSDPI_WRITEBACK_OR_OUTER, "it is already summoned read-only", "ask for writeback in the outermost summon")
 
 /* What may happen to a unit. X(event, call, conditions in the order in which they are looked at, what it does) */
@@ -125,6 +126,9 @@
     X(FSDPI_EV_ZERO_GRAD, "fsdp_unit_zero_grad",                                                            \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
       "accumulated gradients are dropped")                                                                  \
+    X(FSDPI_EV_FREEZE, "fsdp_unit_set_frozen",                                                              \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NO_GRADIENTS),                    \
+      "a parameter has no gradient from now on, or has one again")                                          \
     X(FSDPI_EV_PARAM, "fsdp_unit_param", FSDPI_C(FSDPI_READABLE), "nothing")                                \
     X(FSDPI_EV_GRAD, "fsdp_unit_grad", FSDPI_C(FSDPI_BACKWARD_OPEN), "nothing")
 
@@ -139,6 +143,9 @@ fsdp_status fsdpi_life_allows(const fsdp_unit *u, fsdpi_event ev, const fsdp_pas
 
 const char *fsdpi_event_call(fsdpi_event ev);
 unsigned fsdpi_event_conditions(fsdpi_event ev);
+
+/* Whether it has gradients that count and that no step has used. */
+bool fsdpi_unit_has_gradients(const fsdp_unit *u);
 
 /* Whether this is a move of the tables, or none. */
 bool fsdpi_residency_may_move(fsdpi_residency from, fsdpi_residency to);

@@ -143,7 +143,7 @@ fsdp_status fsdp_unit_end_backward(fsdp_unit *u, fsdp_pass *pass)
     pass->active--;
     bool last = use->backwards == use->forwards && use->forward_open == 0;
     FSDP_TRY(fsdpi_unit_release(u, !last && u->mode == FSDP_MODE_GRAD_OP));
-    if (last) FSDP_TRY(fsdpi_grad_post(u));
+    if (last && u->gradient == FSDPI_GRAD_OPEN) FSDP_TRY(fsdpi_grad_post(u));
     fsdpi_unit_check(u);
     return FSDP_OK;
 }

@@ -73,6 +73,12 @@ float *fsdp_unit_grad(fsdp_unit *u, int i, float *beta)
                                "fsdp_unit_grad: unit \"%s\" has %d parameters, not one with number %d", u->name, u->layout.count, i);
         return NULL;
     }
+    if (u->frozen[i]) {
+        (void)fsdp_error_raise(FSDP_ERR_STATE, __func__, __FILE__, __LINE__,
+                               "fsdp_unit_grad: unit \"%s\": parameter \"%s\" is frozen, it has no gradient: ask fsdp_unit_frozen() first", u->name,
+                               u->layout.param[i].name);
+        return NULL;
+    }
     if (fsdpi_life_allows(u, FSDPI_EV_GRAD, NULL) != FSDP_OK) return NULL;
     *beta = u->touched[i] ? 1.0f : 0.0f;
     u->touched[i] = true;
@@ -86,7 +92,7 @@ fsdp_status fsdpi_grad_post(fsdp_unit *u)
     size_t bytes = (size_t)u->layout.total * sizeof(float);
     FSDP_TRY(fsdpi_comm_tag(rt->comm, FSDPI_OP_REDUCE, u->name, bytes));
     for (int i = 0; i < u->layout.count; i++)
-        if (!u->touched[i] && u->layout.numel[i] > 0)
+        if (!u->touched[i] && !u->frozen[i] && u->layout.numel[i] > 0)
             FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, window_of(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float)));
     FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
     FSDP_TRY(rt->comm->transport->window_post(w->window, w->uses, bytes, u->ctx->comm));
@@ -131,11 +137,17 @@ static fsdp_status accumulator(fsdp_unit *u, int round, fsdpi_accumulator **out)
     return FSDP_OK;
 }
 
+/* Over the parts of the slice that have gradients. out, base: accumulators; x: from the first such element on. */
 static fsdp_status launch_sum(fsdp_unit *u, float *out, const float *base, const float *const *x, int n)
 {
-    sum_args a = { .comm = u->rt->comm, .out = out, .base = base, .n = n, .numel = fsdpi_unit_slice(u) };
-    memcpy(a.x, x, (size_t)n * sizeof(*x));
-    return fsdp_stream_launch(u->ctx->comm, k_sum, &a, sizeof(a));
+    for (int r = 0; r < u->live_count; r++) {
+        const fsdpi_range *g = &u->live[r];
+        int64_t at = g->from - u->lo, in = g->from - u->live[0].from;
+        sum_args a = { .comm = u->rt->comm, .out = out + at, .base = base != NULL ? base + at : NULL, .n = n, .numel = g->to - g->from };
+        for (int k = 0; k < n; k++) a.x[k] = x[k] + in;
+        FSDP_TRY(fsdp_stream_launch(u->ctx->comm, k_sum, &a, sizeof(a)));
+    }
+    return FSDP_OK;
 }
 
 /* acc (+)= slices of all ranks' windows, in rank order. Where all windows can be read at once, several in one go. */
@@ -146,7 +158,7 @@ static fsdp_status add_windows(const fsdpi_pooled *o)
     fsdpi_accumulator *a;
     FSDP_TRY(accumulator(u, o->round, &a));
     const float *base = a->has ? a->now : NULL, *x[FSDPI_SUM_MOST];
-    size_t lo = (size_t)u->lo * sizeof(float), hi = (size_t)u->hi * sizeof(float);
+    size_t lo = (size_t)u->live[0].from * sizeof(float), hi = (size_t)u->live[u->live_count - 1].to * sizeof(float);
     int most = t->zero_copy ? FSDPI_SUM_MOST : 1;
     for (int r = 0, n = 0; r < u->rt->comm->size; r++) {
         const void *p;
@@ -166,9 +178,9 @@ static fsdp_status add_windows(const fsdpi_pooled *o)
 static fsdp_status reduce_first(fsdpi_runtime *rt)
 {
     fsdpi_pooled *o = rt->owed;
-    if (!o->discard && fsdpi_unit_slice(o->unit) > 0) FSDP_TRY(add_windows(o));
+    if (!o->discard && o->unit->live_count > 0) FSDP_TRY(add_windows(o));
     else if (!o->discard) {
-        /* An empty slice: it has gradients all the same, of no elements. */
+        /* An empty slice, or all of it frozen: it has gradients all the same, of no elements. */
         fsdpi_accumulator *a;
         FSDP_TRY(accumulator(o->unit, o->round, &a));
         a->pending = true;
@@ -199,7 +211,7 @@ static fsdp_status reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window)
 
 fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
 {
-    if (u->gradient == FSDPI_GRAD_OPEN) return FSDP_OK;
+    if (u->gradient == FSDPI_GRAD_OPEN || !fsdpi_unit_trains(u)) return FSDP_OK;
     fsdpi_pooled *w;
     size_t bytes = (size_t)u->layout.total * sizeof(float);
     FSDP_TRY(fsdpi_reduce_owed(u->rt, false));
@@ -258,8 +270,8 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u)
     for (int k = 1; k < u->rounds; k++) {
         fsdpi_accumulator *a = &u->acc[0], *b = &u->acc[k];
         if (!b->has) continue;
-        if (a->has && fsdpi_unit_slice(u) > 0) {
-            const float *x = b->now;
+        if (a->has && u->live_count > 0) {
+            const float *x = b->now + (u->live[0].from - u->lo);
             FSDP_TRY(launch_sum(u, a->now, a->now, &x, 1));
         } else if (!a->has) {
             float *t = a->now;

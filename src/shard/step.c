@@ -192,6 +192,7 @@ static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
     int64_t from = u->mode == FSDP_MODE_NONE ? 0 : u->lo;
     for (int i = 0; i < u->own_count; i++) {
         const fsdpi_segment *g = &u->own[i];
+        if (u->frozen[g->param]) continue;
         FSDP_TRY(fsdp_stream_launch(u->ctx->compute, k_sumsq, &(sumsq_args){ &part->squares, u->step_grad + (g->at - from), g->numel },
                                     sizeof(sumsq_args)));
     }

@@ -79,7 +79,7 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     u->rounds = 1;
     u->slice_count = fsdpi_layout_cut(&u->layout, fsdpi_unit_kept_from(u), fsdpi_unit_kept_to(u), u->segments);
     u->own_count = fsdpi_layout_cut(&u->layout, u->lo, u->hi, u->own);
-    return FSDP_OK;
+    return fsdpi_unit_init_frozen(u);
 }
 
 static fsdp_status create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *params, int count, const fsdp_unit_opts *o)
@@ -249,6 +249,8 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_free(u->weight);
     fsdpi_free(u->touched);
     fsdpi_free(u->set);
+    fsdpi_free(u->frozen);
+    fsdpi_free(u->live);
     fsdpi_free(u->acc);
     fsdpi_free(u->slices);
     fsdpi_free(u->segments);
@@ -338,7 +340,8 @@ void fsdp_unit_slices(fsdp_unit *u, const fsdp_slice **out, int *count)
                                      .offset = g->offset,
                                      .numel = g->numel,
                                      .master = u->master + at,
-                                     .grad = u->step_grad != NULL ? u->step_grad + at : NULL,
+                                     .grad = u->step_grad != NULL && !u->frozen[g->param] ? u->step_grad + at : NULL,
+                                     .frozen = u->frozen[g->param],
                                      .state_offset = at };
     }
     *out = u->slices;

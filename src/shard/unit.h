@@ -28,6 +28,11 @@ typedef struct fsdpi_accumulator {
     bool pending;       /* `next` holds them plus those of the open pass */
 } fsdpi_accumulator;
 
+/* Flat elements [from, to). */
+typedef struct fsdpi_range {
+    int64_t from, to;
+} fsdpi_range;
+
 struct fsdp_unit {
     fsdpi_runtime *rt;
     fsdpi_devctx *ctx;   /* of the compute device */
@@ -66,6 +71,10 @@ struct fsdp_unit {
     fsdp_pass *pass;     /* whose gradient is in flight */
     fsdpi_pooled *window;
     bool *touched;       /* per parameter: has its gradient been asked for in this window */
+    bool *frozen;        /* per parameter: it has no gradient */
+    int frozen_count;
+    fsdpi_range *live;   /* the parts of this rank's slice that have gradients (frozen.c) */
+    int live_count;
     fsdpi_accumulator *acc; /* one a round (reduce.c); the first is always there */
     int rounds;
     fsdpi_flat *grad_flat; /* mode none: reduced slices, gathered in a step */
@@ -96,6 +105,11 @@ fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep);
 fsdp_status fsdpi_unit_reshard(fsdp_unit *u);
 /* Notes that unit u was used, and gathers those that came next in the pass before. A hint: what fails is left out. */
 void fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
+
+/* ---- frozen.c ---- */
+/* Whether it has gradients at all: not all of its parameters are frozen. */
+bool fsdpi_unit_trains(const fsdp_unit *u);
+fsdp_status fsdpi_unit_init_frozen(fsdp_unit *u);
 
 /* ---- publish.c ---- */
 /* The order in which parameters change: done on all units, then open, write, publish a unit. */

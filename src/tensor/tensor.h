@@ -39,6 +39,8 @@ typedef struct fsdpi_source {
     float *(*grad)(void *ctx, int index, float *beta);
     /* Whether data() will still do until the tape goes back, without a scope of its module being open. */
     bool (*stays)(void *ctx, const fsdp_tape *tape);
+    /* Whether it has no gradient now. */
+    bool (*frozen)(void *ctx);
     void *ctx;
     int index;
 } fsdpi_source;
@@ -60,6 +62,12 @@ struct fsdp_tensor {
     void *lazy; /* freed with the tensor, after dispose(lazy) */
     void (*dispose)(void *lazy);
 };
+
+/* Whether a gradient of it is wanted: a parameter is asked each time, since it may be frozen and unfrozen. */
+static inline bool fsdpi_wants_grad(const fsdp_tensor *t)
+{
+    return t->needs_grad && (t->source == NULL || t->source->frozen == NULL || !t->source->frozen(t->source->ctx));
+}
 
 /* Fills a shape in; checks for overflow. */
 fsdp_status fsdpi_tensor_set_shape(fsdp_tensor *t, fsdp_dtype dtype, int ndim, const int64_t *shape);

@@ -139,6 +139,11 @@ static fsdp_status zero_grad(probe *p)
     return fsdp_unit_zero_grad(p->unit);
 }
 
+static fsdp_status freeze(probe *p)
+{
+    return fsdp_unit_set_frozen(p->unit, 1, true);
+}
+
 static fsdp_status param(probe *p)
 {
     return from_pointer(fsdp_unit_param(p->unit, 0));
@@ -184,7 +189,7 @@ static const struct {
     { 'n', "fsdp_step_end", step_norm },                 { 'o', "fsdp_step_begin", optim_step },
     { 'z', "fsdp_unit_zero_grad", zero_grad },           { 'x', "fsdp_unit_param", param },
     { 'g', "fsdp_unit_grad", grad },                     { 's', "fsdp_unit_summoned", summoned },
-    { 'c', "fsdp_unit_create", create },
+    { 'c', "fsdp_unit_create", create },                 { 'K', "fsdp_unit_set_frozen", freeze },
 };
 enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 
@@ -339,13 +344,13 @@ static fsdp_status summons(run *r)
 {
     mini *m = &r->m;
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcq", "it is summoned"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqK", "it is summoned"));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcq", "it is summoned twice"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqK", "it is summoned twice"));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], &(fsdp_unit_summon_opts){ .writeback = true }));
-    FSDP_TRY(try_wrong(r, NULL, "rwSkRzxscq", "it is summoned with writeback"));
+    FSDP_TRY(try_wrong(r, NULL, "rwSkRzxscqK", "it is summoned with writeback"));
     return fsdp_unit_summon_end(m->unit[MINI_A]);
 }
 
@@ -388,7 +393,7 @@ static fsdp_status live(fsdp_comm *comm, const corner *c, bool wrong_calls, floa
     FSDP_TRY(mini_create(&r.m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
     bool none = c->mode == FSDP_MODE_NONE;
     for (int s = 0; s < 2; s++) {
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocq", none), "it is idle"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqK", none), "it is idle"));
         FSDP_TRY(summons(&r));
         FSDP_TRY(one_pass(&r, s * 2 * size + rank));
         FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocq", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));

@@ -94,7 +94,7 @@ static fsdp_status launch(mini *m, int unit, int64_t leaf, int grads)
         a.numel[i] = fsdp_unit_param_numel(m->unit[unit], i);
         a.p[i] = fsdp_unit_param(m->unit[unit], i);
         if (a.p[i] == NULL) FSDP_FAIL(FSDP_ERR_INTERNAL, "mini: %s", fsdp_last_error_message());
-        if (i >= grads) continue;
+        if (i >= grads || fsdp_unit_frozen(m->unit[unit], i)) continue;
         a.g[i] = fsdp_unit_grad(m->unit[unit], i, &a.beta[i]);
         if (a.g[i] == NULL) FSDP_FAIL(FSDP_ERR_INTERNAL, "mini: %s", fsdp_last_error_message());
     }
@@ -200,6 +200,7 @@ typedef struct plain_unit {
     float p[MOST_PARAMS][MOST_NUMEL], v[MOST_PARAMS][MOST_NUMEL], window[MOST_PARAMS][MOST_NUMEL];
     float acc[MOST_ROUNDS][MOST_PARAMS][MOST_NUMEL];
     bool has[MOST_ROUNDS], open, touched[MOST_PARAMS];
+    bool frozen[MOST_PARAMS];
     int rounds, forwards, backwards, forward_open;
 } plain_unit;
 
@@ -245,6 +246,7 @@ static void plain_backward(plain_unit *x, int u, float *number, int64_t leaf, in
     if (!x->open) memset(x->touched, 0, sizeof(x->touched));
     x->open = true;
     for (int i = 0; i < units[u].count && i < grads; i++) {
+        if (x->frozen[i]) continue;
         add_gradient(x->window[i], x->touched[i], *number, x->p[i], numel_of(u, i), leaf, u, i);
         x->touched[i] = true;
     }
@@ -279,13 +281,18 @@ void plain_leaf(plain *p, const char *script, int64_t leaf)
         if (p->unit[u].open) plain_post(&p->unit[u], u);
 }
 
+void plain_freeze(plain *p, int unit, int param, bool frozen)
+{
+    p->unit[unit].frozen[param] = frozen;
+}
+
 void plain_step(plain *p, float scale)
 {
     const float lr = 0.05f, momentum = 0.9f, decay = 0.01f;
     for (int u = 0; u < MINI_UNITS; u++) {
         plain_unit *x = &p->unit[u];
         for (int i = 0; i < units[u].count && x->has[0]; i++)
-            for (int64_t j = 0; j < numel_of(u, i); j++) {
+            for (int64_t j = 0; j < numel_of(u, i) && !x->frozen[i]; j++) {
                 float g = x->acc[0][i][j];
                 for (int r = 1; r < MOST_ROUNDS; r++)
                     if (x->has[r]) g += x->acc[r][i][j];

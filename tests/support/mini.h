@@ -67,6 +67,8 @@ void plain_destroy(plain *p);
 void plain_leaf(plain *p, const char *script, int64_t leaf);
 /* As fsdp_optim_step() of mini_opts.sgd with this grad_scale and no clipping. */
 void plain_step(plain *p, float scale);
+/* As fsdp_unit_set_frozen(). */
+void plain_freeze(plain *p, int unit, int param, bool frozen);
 void plain_read(const plain *p, float *out);
 
 #endif
