@@ -99,7 +99,7 @@ FSDP_API void fsdp_comm_set_phase(fsdp_comm *comm, const char *phase);
 
 /* Collective: every rank calls it, after FSDP_ERR_COMM; a rank that calls it for a reason of its own ends the others'
  * operations with FSDP_ERR_COMM. Forgets passes that were open, gradients that they had not committed, summons and steps;
- * parameters and committed gradients stay. FSDP_ERR_PEER where a rank is gone: nothing mends that. */
+ * parameters and committed gradients stay (of passes without sync: where all ranks have ended the same ones). FSDP_ERR_PEER where a rank is gone: nothing mends that. */
 FSDP_API fsdp_status fsdp_comm_reset(fsdp_comm *comm) FSDP_NODISCARD;
 
 /* What went over this communicator, of this rank, since it was made. All 0 where there is one rank, but for copies of

@@ -150,6 +150,13 @@ FSDP_API fsdp_status fsdp_pass_cancel(fsdp_pass *pass) FSDP_NODISCARD;
  * of gradients by the sum of weights. Adds up over calls. */
 FSDP_API void fsdp_pass_add_weight(fsdp_pass *pass, double weight);
 
+/* Without sync the gradients of a pass stay with each rank, whole, and nothing is reduced: the next pass with sync that has
+ * gradients of the unit takes them along, or else the next step does. A rank's gradients are then sums of its own leaves in
+ * order, and these are added in rank order: the bits of leaves dealt out in contiguous blocks, which depend on the number of
+ * ranks. It costs memory for all gradients, twice within such a pass. Such a pass is ended by each rank for itself. Before
+ * the pass's first backward; may be said again. */
+FSDP_API fsdp_status fsdp_pass_set_sync(fsdp_pass *pass, bool sync) FSDP_NODISCARD;
+
 FSDP_API fsdp_status fsdp_unit_begin_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_end_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 /* Around a forward that is computed again in the backward (activation checkpointing): before begin_backward, or within it. It
@@ -167,6 +174,19 @@ FSDP_API const float *fsdp_unit_param(fsdp_unit *unit, int i);
  * *beta: 0 the first time: overwrite what is there (garbage); 1 after that: add to it. Parameters not asked for
  * get a gradient of 0. NULL (and an error) outside, and of a frozen parameter. */
 FSDP_API float *fsdp_unit_grad(fsdp_unit *unit, int i, float *beta);
+
+/* ---- gradients that no step has used yet ---- */
+
+typedef enum fsdp_pending {
+    FSDP_PENDING_REDUCED = 1, /* sums over all ranks, of passes with sync: this rank's slice */
+    FSDP_PENDING_OWN = 2,     /* this rank's sums of its own passes without sync: whole */
+} fsdp_pending;
+
+/* Not collective, and asks nobody. Which of them parameter i has: bits; 0: none. */
+FSDP_API unsigned fsdp_unit_pending(const fsdp_unit *unit, int i);
+/* Not collective, and asks nobody; waits for the stream. *offset, *numel (may be NULL): the part of the parameter that this rank
+ * has; out (may be NULL): its elements, into host memory. FSDP_ERR_STATE where there is none. */
+FSDP_API fsdp_status fsdp_unit_read_pending(fsdp_unit *unit, int i, fsdp_pending which, int64_t *offset, int64_t *numel, float *out) FSDP_NODISCARD;
 
 /* ---- summon: the whole parameters, outside of passes ---- */
 
@@ -232,6 +252,10 @@ FSDP_API int64_t fsdp_unit_slice_numel(const fsdp_unit *unit);
 FSDP_API fsdp_status fsdp_step_begin(fsdp_unit_list units) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_step_end(fsdp_unit_list units) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_step_cancel(fsdp_unit_list units) FSDP_NODISCARD;
+
+/* Within a step. The gradient of parameter i, whole, as summed (not scaled), into host memory: numel floats. Any rank may pass
+ * NULL. FSDP_ERR_STATE where the unit has no gradients, or the parameter is frozen. */
+FSDP_API fsdp_status fsdp_unit_read_grad(fsdp_unit *unit, int i, float *out) FSDP_NODISCARD;
 
 /* Drops accumulated gradients. Outside of passes and steps. */
 FSDP_API fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit) FSDP_NODISCARD;

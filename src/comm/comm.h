@@ -39,6 +39,8 @@
     X(FSDPI_OP_RECOMPUTE, "gather for a recompute")                                                         \
     X(FSDPI_OP_BACKWARD, "backward gather")                                                                 \
     X(FSDPI_OP_REDUCE, "gradient reduction")                                                                \
+    X(FSDPI_OP_KEEP, "gradient without sync")                                                               \
+    X(FSDPI_OP_PASS_SYNC, "choice of sync for a pass")                                                      \
     X(FSDPI_OP_SUMMON, "summon")                                                                            \
     X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
     X(FSDPI_OP_SUMMON_CANCEL, "cancellation of a summon")                                                   \
@@ -50,6 +52,7 @@
     X(FSDPI_OP_STEP_END, "end of a step")                                                                   \
     X(FSDPI_OP_STEP_CANCEL, "cancellation of a step")                                                       \
     X(FSDPI_OP_ZERO_GRAD, "drop of gradients")                                                              \
+    X(FSDPI_OP_READ_GRAD, "reading of a gradient")                                                          \
     X(FSDPI_OP_FREEZE, "freezing")                                                                          \
     X(FSDPI_OP_UNFREEZE, "unfreezing")                                                                      \
     X(FSDPI_OP_SAVE, "save")                                                                                \

@@ -48,14 +48,14 @@ bool fsdpi_unit_has_gradients(const fsdp_unit *u)
 {
     for (int k = 0; k < u->rounds; k++)
         if (u->acc[k].has) return true;
-    return false;
+    return fsdpi_unsent_any(u);
 }
 
 const char *fsdp_unit_state(const fsdp_unit *unit)
 {
     fsdp_unit *u = (fsdp_unit *)(uintptr_t)unit; /* the text is the unit's, for the caller to read */
-    snprintf(u->state_text, sizeof(u->state_text), "%s%s, %s%s%s", residencies[u->residency], u->summons > 0 ? " (summoned)" : "",
-             gradients[u->gradient], fsdpi_unit_has_gradients(u) ? ", gradients accumulated" : "", u->in_step ? ", in a step" : "");
+    snprintf(u->state_text, sizeof(u->state_text), "%s%s, %s%s%s%s", residencies[u->residency], u->summons > 0 ? " (summoned)" : "",
+             gradients[u->gradient], fsdpi_unit_has_gradients(u) ? ", gradients accumulated" : "", fsdpi_unsent_any(u) ? " (some not sent)" : "", u->in_step ? ", in a step" : "");
     return u->state_text;
 }
 
@@ -133,7 +133,7 @@ void fsdpi_unit_check(fsdp_unit *u)
     bool passes = u->rt->passes != NULL;
     FSDPI_ASSERT((u->whole == NULL) == (u->residency == FSDPI_SHARDED));                                  /* I1 */
     FSDPI_ASSERT((u->holders > 0) == (u->residency == FSDPI_WHOLE));                                      /* I2 */
-    FSDPI_ASSERT((u->window != NULL) == (u->gradient == FSDPI_GRAD_OPEN));                                /* I3 */
+    FSDPI_ASSERT((u->window != NULL || u->block != NULL) == (u->gradient == FSDPI_GRAD_OPEN));                                /* I3 */
     FSDPI_ASSERT((u->pass != NULL) == (u->gradient != FSDPI_GRAD_NONE));                                  /* I4 */
     FSDPI_ASSERT(u->pass == NULL || pass_is_open(u->rt, u->pass));                                        /* I4 */
     FSDPI_ASSERT(!passes || (u->summons == 0 && !u->in_step));                                            /* I5 */

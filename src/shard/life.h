@@ -12,14 +12,14 @@
  *               KEPT       whole, not in use: between forward and backward (grad-op, or the root of the pass), or
  *                          until the parameters change (optimizer, none)
  *   gradient    NONE       nothing in flight (committed gradients may exist: `accumulated`)
- *               OPEN       a backward writes into a window
- *               PENDING    posted; reduced or owed; counts when the pass ends
+ *               OPEN       a backward writes into a window, or a block
+ *               PENDING    posted; reduced or owed; or kept, without sync; counts when the pass ends
  *   outside of passes: idle, summoned, or in a step
  *
  * Invariants, asserted by fsdpi_unit_check() in debug builds after every event:
  *   I1  whole == NULL exactly in SHARDED
  *   I2  holders > 0 exactly in WHOLE
- *   I3  the gradient is OPEN exactly while a window is held
+ *   I3  the gradient is OPEN exactly while a window, or in a pass without sync a block, is held
  *   I4  in OPEN and PENDING a pass is open, and it is that pass's
  *   I5  summoned or in a step: no pass is open on the communicator
  *   I6  a unit that is whole is whole at the version that this rank last saw published
@@ -56,8 +56,8 @@
     X(FSDPI_KEPT, FSDPI_SHARDED, "its backward ends, or the pass; a reset")
 
 #define FSDPI_GRADIENT_MOVE_MAP(X)                                                                          \
-    X(FSDPI_GRAD_NONE, FSDPI_GRAD_OPEN, "backward begins: a window is acquired")                            \
-    X(FSDPI_GRAD_OPEN, FSDPI_GRAD_PENDING, "backward ends and no forward is left to undo, or the pass ends: the window is posted") \
+    X(FSDPI_GRAD_NONE, FSDPI_GRAD_OPEN, "backward begins: a window is acquired, or without sync a block")                            \
+    X(FSDPI_GRAD_OPEN, FSDPI_GRAD_PENDING, "backward ends and no forward is left to undo, or the pass ends: the window is posted, the block kept") \
     X(FSDPI_GRAD_PENDING, FSDPI_GRAD_OPEN, "backward begins again in the same pass: one more round")        \
     X(FSDPI_GRAD_PENDING, FSDPI_GRAD_NONE, "the pass ends: it counts; or is cancelled")                     \
     X(FSDPI_GRAD_OPEN, FSDPI_GRAD_NONE, "the pass is cancelled")
@@ -126,6 +126,7 @@
     X(FSDPI_EV_ZERO_GRAD, "fsdp_unit_zero_grad",                                                            \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
       "accumulated gradients are dropped")                                                                  \
+    X(FSDPI_EV_READ_GRAD, "fsdp_unit_read_grad", FSDPI_C(FSDPI_IN_STEP), "nothing")                         \
     X(FSDPI_EV_FREEZE, "fsdp_unit_set_frozen",                                                              \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NO_GRADIENTS),                    \
       "a parameter has no gradient from now on, or has one again")                                          \

@@ -61,6 +61,17 @@ void fsdp_pass_add_weight(fsdp_pass *pass, double weight)
     pass->weight += weight;
 }
 
+fsdp_status fsdp_pass_set_sync(fsdp_pass *pass, bool sync)
+{
+    FSDP_FAIL_IF(pass->kind != FSDP_PASS_TRAIN, FSDP_ERR_STATE, "fsdp_pass_set_sync: an evaluation pass has no gradients");
+    for (int i = 0; i < pass->uses; i++)
+        FSDP_FAIL_IF(pass->use[i].unit->pass == pass, FSDP_ERR_STATE,
+                     "fsdp_pass_set_sync: unit \"%s\" has gradients of this pass: say it before the first backward", pass->use[i].unit->name);
+    FSDP_TRY(fsdpi_comm_tag(pass->rt->comm, FSDPI_OP_PASS_SYNC, sync ? "on" : "off", 0));
+    pass->unsynced = !sync;
+    return FSDP_OK;
+}
+
 /* ---- a unit in a pass ---- */
 
 static fsdp_status tag(fsdp_unit *u, fsdpi_op op)
@@ -203,6 +214,7 @@ static void commit(fsdp_pass *pass)
         pass->shared_weight->refs++;
         u->weight[u->weights++] = pass->shared_weight;
         fsdpi_grad_commit(u);
+        fsdpi_unsent_commit(u, pass->number);
     }
     pass->shared_weight = NULL; /* the units have it */
 }
@@ -219,12 +231,13 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
     for (int i = 0; i < pass->uses; i++)
         if (pass->use[i].unit->pass == pass && pass->use[i].unit->gradient == FSDPI_GRAD_OPEN)
             FSDP_TRY(fsdpi_grad_post(pass->use[i].unit));
-    FSDP_TRY(fsdpi_reduce_owed(rt, true));
+    FSDP_TRY(fsdpi_reduce_owed(rt, !pass->unsynced));
     FSDP_TRY(reshard_idle(rt, false));
     FSDP_TRY(prepare_commit(pass));
-    /* Ranks have waited for each other's gradients; here they learn that all have come this way: the pass counts on
+    /* Without sync each goes on by itself. Ranks have waited for each other's gradients; here they learn that all have come this way: the pass counts on
      * every rank, or on none. */
-    FSDP_TRY(fsdpi_comm_tell(rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], NULL, 0));
+    if (pass->unsynced) FSDP_TRY(fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], 0));
+    else FSDP_TRY(fsdpi_comm_tell(rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], NULL, 0));
     commit(pass);
     unlink_pass(pass);
     fsdpi_order last = rt->last[pass->kind];
@@ -252,7 +265,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
     if (st == FSDP_OK) st = clear_failures(rt);
     for (int i = 0; i < pass->uses && st == FSDP_OK; i++) {
         fsdp_unit *u = pass->use[i].unit;
-        if (u->pass == pass && u->gradient == FSDPI_GRAD_OPEN) st = fsdpi_grad_post(u);
+        if (u->pass == pass && u->window != NULL) st = fsdpi_grad_post(u);
     }
     /* Windows are passed round as ever, so that their counters agree; nothing is added. */
     for (fsdpi_pooled *o = rt->owed; o != NULL; o = o->next_owed) o->discard |= o->unit->pass == pass;

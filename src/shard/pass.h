@@ -28,6 +28,7 @@ struct fsdp_pass {
     fsdpi_weight *shared_weight; /* made when it ends, for the units that have gradients of it */
     fsdpi_order order; /* being recorded */
     bool off_course;   /* it has left the order of the last pass: nothing is gathered ahead */
+    bool unsynced;     /* its gradients stay with each rank until the next pass with sync, or the step */
     bool lost_work;    /* a kernel failed while it was open: it can only be cancelled */
 };
 

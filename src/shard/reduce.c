@@ -61,9 +61,9 @@ static fsdp_status k_sum(const fsdp_kernel *k, const void *args)
 
 /* ---- the window of this rank ---- */
 
-static float *window_of(const fsdp_unit *u)
+float *fsdpi_grad_place(const fsdp_unit *u)
 {
-    return u->rt->comm->transport->window_buffer(u->window->window);
+    return u->block != NULL ? u->block : u->rt->comm->transport->window_buffer(u->window->window);
 }
 
 float *fsdp_unit_grad(fsdp_unit *u, int i, float *beta)
@@ -82,23 +82,33 @@ float *fsdp_unit_grad(fsdp_unit *u, int i, float *beta)
     if (fsdpi_life_allows(u, FSDPI_EV_GRAD, NULL) != FSDP_OK) return NULL;
     *beta = u->touched[i] ? 1.0f : 0.0f;
     u->touched[i] = true;
-    return window_of(u) + u->layout.at[i];
+    return fsdpi_grad_place(u) + u->layout.at[i];
 }
 
 fsdp_status fsdpi_grad_post(fsdp_unit *u)
 {
-    fsdpi_runtime *rt = u->rt;
-    fsdpi_pooled *w = u->window;
-    size_t bytes = (size_t)u->layout.total * sizeof(float);
-    FSDP_TRY(fsdpi_comm_tag(rt->comm, FSDPI_OP_REDUCE, u->name, bytes));
+    fsdpi_use *use = fsdpi_pass_find(u->pass, u);
+    bool sends = u->window != NULL;
+    FSDP_TRY(fsdpi_comm_tag(u->rt->comm, sends ? FSDPI_OP_REDUCE : FSDPI_OP_KEEP, u->name, (size_t)u->layout.total * sizeof(float)));
     for (int i = 0; i < u->layout.count; i++)
         if (!u->touched[i] && !u->frozen[i] && u->layout.numel[i] > 0)
-            FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, window_of(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float)));
+            FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, fsdpi_grad_place(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float)));
+    FSDP_TRY(sends ? fsdpi_unsent_join(u, use->rounds) : fsdpi_unsent_keep(u, use->rounds));
+    fsdpi_pooled *w = u->window;
+    u->window = NULL;
+    u->gradient = FSDPI_GRAD_PENDING;
+    return sends ? fsdpi_window_send(u, w, use->rounds++) : (use->rounds++, FSDP_OK);
+}
+
+fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round)
+{
+    fsdpi_runtime *rt = u->rt;
+    size_t bytes = (size_t)u->layout.total * sizeof(float);
     FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
     FSDP_TRY(rt->comm->transport->window_post(w->window, w->uses, bytes, u->ctx->comm));
     if (rt->comm->size > 1) rt->comm->stats.reduces++;
     w->unit = u;
-    w->round = fsdpi_pass_find(u->pass, u)->rounds++;
+    w->round = round;
     w->discard = false;
     w->owes = true;
     w->next_owed = NULL;
@@ -106,8 +116,6 @@ fsdp_status fsdpi_grad_post(fsdp_unit *u)
     rt->owed_last = &w->next_owed;
     w->held = false;
     w->posted = ++rt->posts;
-    u->window = NULL;
-    u->gradient = FSDPI_GRAD_PENDING;
     return fsdpi_reduce_owed(rt, u->ctx->dev->ops->async); /* on a queue, waiting costs the host nothing */
 }
 
@@ -135,6 +143,11 @@ static fsdp_status accumulator(fsdp_unit *u, int round, fsdpi_accumulator **out)
     }
     *out = a;
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_sum_launch(fsdp_unit *u, fsdp_stream *s, float *out, const float *base, const float *x, int64_t numel)
+{
+    return fsdp_stream_launch(s, k_sum, &(sum_args){ .comm = u->rt->comm, .out = out, .base = base, .x = { x }, .n = 1, .numel = numel }, sizeof(sum_args));
 }
 
 /* Over the parts of the slice that have gradients. out, base: accumulators; x: from the first such element on. */
@@ -209,9 +222,8 @@ static fsdp_status reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window)
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
+fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out)
 {
-    if (u->gradient == FSDPI_GRAD_OPEN || !fsdpi_unit_trains(u)) return FSDP_OK;
     fsdpi_pooled *w;
     size_t bytes = (size_t)u->layout.total * sizeof(float);
     FSDP_TRY(fsdpi_reduce_owed(u->rt, false));
@@ -222,8 +234,15 @@ fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
     FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
     w->held = true;
     w->uses++;
+    *out = w;
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
+{
+    if (u->gradient == FSDPI_GRAD_OPEN || !fsdpi_unit_trains(u)) return FSDP_OK;
+    FSDP_TRY(pass->unsynced ? fsdpi_unsent_open(u) : fsdpi_window_take(u, &u->window));
     memset(u->touched, 0, (size_t)u->layout.count * sizeof(*u->touched));
-    u->window = w;
     u->gradient = FSDPI_GRAD_OPEN;
     u->pass = pass;
     return FSDP_OK;
@@ -261,6 +280,7 @@ void fsdpi_grad_discard(fsdp_unit *u)
     if (u->window != NULL) u->window->held = false; /* only after a difference between ranks: a reset makes new ones */
     u->window = NULL;
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
+    fsdpi_unsent_discard(u);
     u->gradient = FSDPI_GRAD_NONE;
     u->pass = NULL;
 }

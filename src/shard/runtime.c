@@ -110,7 +110,7 @@ static fsdp_status resume_runtime(void *attached)
 {
     fsdpi_runtime *rt = attached;
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following) FSDP_TRY(fsdpi_unit_catch_up(u));
-    return FSDP_OK;
+    return fsdpi_unsent_agree(rt);
 }
 
 static const fsdpi_attached_ops attached_ops = {

@@ -21,9 +21,10 @@ static void leave_step(fsdp_unit *u)
 static void drop_gradients(fsdp_unit *u)
 {
     for (int k = 0; k < u->rounds; k++) u->acc[k].has = false;
+    fsdpi_unsent_drop(u);
     for (int i = 0; i < u->weights; i++)
         if (--u->weight[i]->refs == 0) fsdpi_free(u->weight[i]);
-    u->weights = 0;
+    u->weights = u->weights_sent = 0;
 }
 
 /* Mode none: the reduced slices of all ranks, whole, for every rank's optimizer. */
@@ -65,6 +66,7 @@ static fsdp_status check_list(fsdp_unit_list units, fsdpi_event ev)
 
 static fsdp_status begin_all(fsdp_unit_list units)
 {
+    FSDP_TRY(fsdpi_unsent_post(units));
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
     /* First all are done, then the owners wait: so nobody waits for a rank that waits for another unit. */
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));

@@ -215,6 +215,7 @@ void fsdpi_unit_rest(fsdp_unit *u)
     u->pass = NULL;
     u->gradient = FSDPI_GRAD_NONE;
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
+    fsdpi_unsent_discard(u);
     fsdpi_summon_drop(u);
     fsdpi_arena_free(u->ctx->arena, u->step_whole);
     u->step_whole = NULL;
@@ -232,6 +233,7 @@ void fsdpi_unit_drop(fsdp_unit *u)
         (void)!fsdp_stream_sync(u->ctx->compute);
         (void)!fsdp_stream_sync(u->ctx->comm);
         fsdpi_unit_rest(u);
+        fsdpi_unsent_drop(u);
         if (u->owns_master) fsdpi_arena_free(u->ctx->arena, u->master);
         for (int k = 0; k < u->rounds; k++) {
             fsdpi_arena_free(u->ctx->arena, u->acc[k].now);
@@ -252,6 +254,7 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_free(u->frozen);
     fsdpi_free(u->live);
     fsdpi_free(u->acc);
+    fsdpi_free(u->unsent);
     fsdpi_free(u->slices);
     fsdpi_free(u->segments);
     fsdpi_free(u->own);

@@ -70,6 +70,7 @@ struct fsdp_unit {
     fsdpi_gradient gradient;
     fsdp_pass *pass;     /* whose gradient is in flight */
     fsdpi_pooled *window;
+    float *block;        /* in a pass without sync, instead of a window: an arena block, whole */
     bool *touched;       /* per parameter: has its gradient been asked for in this window */
     bool *frozen;        /* per parameter: it has no gradient */
     int frozen_count;
@@ -77,6 +78,9 @@ struct fsdp_unit {
     int live_count;
     fsdpi_accumulator *acc; /* one a round (reduce.c); the first is always there */
     int rounds;
+    fsdpi_accumulator *unsent; /* one a round: this rank's own sums of passes without sync, whole (unsent.c) */
+    int unsent_rounds;
+    uint64_t unsent_passes; /* a hash of which passes these were; 0: none */
     fsdpi_flat *grad_flat; /* mode none: reduced slices, gathered in a step */
     uint32_t grad_version;
 
@@ -86,6 +90,7 @@ struct fsdp_unit {
     float *step_whole;      /* mode none, transports that copy: arena block */
     fsdpi_weight **weight;  /* of the passes whose gradients are accumulated */
     int weights, weights_room;
+    int weights_sent;       /* so many of them are not of passes without sync alone */
 
     fsdp_slice *slices;  /* for fsdp_unit_slices */
     fsdpi_segment *segments;
@@ -129,6 +134,13 @@ fsdp_status fsdpi_reduce_owed(fsdpi_runtime *rt, bool wait);
 /* After a kernel has failed, what was launched behind it did not run: says again how far this rank is. */
 fsdp_status fsdpi_windows_repeat(fsdpi_runtime *rt);
 void fsdpi_grad_commit(fsdp_unit *u);
+/* Where a gradient is written now, whole. */
+float *fsdpi_grad_place(const fsdp_unit *u);
+/* A window, held; and its post, as the unit's gradient of a round. */
+fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out);
+fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round);
+/* out[i] = (base[i] +) x[i]. base may be NULL, and out any of the others. */
+fsdp_status fsdpi_sum_launch(fsdp_unit *u, fsdp_stream *s, float *out, const float *base, const float *x, int64_t numel);
 void fsdpi_grad_discard(fsdp_unit *u);
 /* Adds the rounds up: leaves the sum, if any, in acc[0].now. */
 fsdp_status fsdpi_grad_final(fsdp_unit *u);
@@ -147,6 +159,23 @@ void fsdpi_unit_warn_unset(fsdp_unit *u);
 /* ---- summon.c ---- */
 /* Gives back what a summon took. */
 void fsdpi_summon_drop(fsdp_unit *u);
+
+/* ---- unsent.c: passes without sync ---- */
+fsdp_status fsdpi_unsent_open(fsdp_unit *u);
+/* The block of this pass's backward, with what was there before, is what will be there when the pass ends. */
+fsdp_status fsdpi_unsent_keep(fsdp_unit *u, int round);
+/* Adds what is unsent of a round to a window before it is posted. */
+fsdp_status fsdpi_unsent_join(fsdp_unit *u, int round);
+/* The pass counts, or does not. Cannot fail. */
+void fsdpi_unsent_commit(fsdp_unit *u, uint64_t pass);
+void fsdpi_unsent_discard(fsdp_unit *u);
+/* Drops it all; frees it. */
+void fsdpi_unsent_drop(fsdp_unit *u);
+bool fsdpi_unsent_any(const fsdp_unit *u);
+/* At a step: posts what is unsent of these units, and reduces it. All of it, or nothing has changed. */
+fsdp_status fsdpi_unsent_post(fsdp_unit_list units);
+/* In fsdp_comm_reset: what not all ranks have of the same passes is dropped. */
+fsdp_status fsdpi_unsent_agree(fsdpi_runtime *rt);
 
 /* ---- step.c ---- */
 /* Ends a step in which nothing was written: the gradients stay, and it can be begun again. Not collective. */

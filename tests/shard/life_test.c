@@ -139,6 +139,12 @@ static fsdp_status zero_grad(probe *p)
     return fsdp_unit_zero_grad(p->unit);
 }
 
+static fsdp_status read_grad(probe *p)
+{
+    float x[512];
+    return fsdp_unit_read_grad(p->unit, 0, x);
+}
+
 static fsdp_status freeze(probe *p)
 {
     return fsdp_unit_set_frozen(p->unit, 1, true);
@@ -190,6 +196,7 @@ static const struct {
     { 'z', "fsdp_unit_zero_grad", zero_grad },           { 'x', "fsdp_unit_param", param },
     { 'g', "fsdp_unit_grad", grad },                     { 's', "fsdp_unit_summoned", summoned },
     { 'c', "fsdp_unit_create", create },                 { 'K', "fsdp_unit_set_frozen", freeze },
+    { 'Q', "fsdp_unit_read_grad", read_grad },
 };
 enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 
@@ -373,7 +380,7 @@ static fsdp_status step(run *r)
 {
     mini *m = &r->m;
     FSDP_TRY(fsdp_step_begin(mini_list(m)));
-    FSDP_TRY(try_wrong(r, NULL, with("TCnc", fsdp_unit_mode(m->unit[MINI_A]) == FSDP_MODE_NONE), "it is in a step"));
+    FSDP_TRY(try_wrong(r, NULL, with("TCncQ", fsdp_unit_mode(m->unit[MINI_A]) == FSDP_MODE_NONE), "it is in a step"));
     for (int u = 0; u < MINI_UNITS; u++) {
         const fsdp_slice *s;
         int n;
