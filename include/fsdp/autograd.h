@@ -24,6 +24,7 @@ FSDP_BEGIN_DECLS
 typedef struct fsdp_tape_opts {
     fsdp_device *device; /* where tensors lie; NULL: the CPU */
     bool eval;           /* no backward: nothing is kept, dropout is off */
+    bool no_sync;        /* fsdp_pass_set_sync(): gradients stay with each rank until the next tape with sync, or the step */
     /* What dropout draws from, beside the place in the model and the element: the same on any number of ranks if
      * first_sample is the number, in the step's global batch, of the first sample on this tape. */
     uint64_t seed;

@@ -89,6 +89,10 @@ FSDP_API fsdp_status fsdp_comm_broadcast(fsdp_comm *comm, void *data, size_t byt
 FSDP_API fsdp_status fsdp_comm_stop_agreed(fsdp_comm *comm, bool *stop) FSDP_NODISCARD;
 FSDP_API void fsdp_comm_request_stop(fsdp_comm *comm);
 
+/* Collective. For uneven inputs: does this rank have another micro-batch? *first: the lowest rank that has one; -1: none has. Those
+ * that have none join the others (fsdp_pass_join). */
+FSDP_API fsdp_status fsdp_comm_ask_more(fsdp_comm *comm, bool mine, int *first) FSDP_NODISCARD;
+
 /* Collective. Says whether every rank is well: `mine` is this rank's status with its error; where all are FSDP_OK,
  * FSDP_OK; else, on every rank, the error of the first rank that has one. For work that ranks do apart (files). */
 FSDP_API fsdp_status fsdp_comm_agree(fsdp_comm *comm, fsdp_status mine) FSDP_NODISCARD;
@@ -99,7 +103,8 @@ FSDP_API void fsdp_comm_set_phase(fsdp_comm *comm, const char *phase);
 
 /* Collective: every rank calls it, after FSDP_ERR_COMM; a rank that calls it for a reason of its own ends the others'
  * operations with FSDP_ERR_COMM. Forgets passes that were open, gradients that they had not committed, summons and steps;
- * parameters and committed gradients stay (of passes without sync: where all ranks have ended the same ones). FSDP_ERR_PEER where a rank is gone: nothing mends that. */
+ * parameters and committed gradients stay (of passes without sync: where all ranks have ended the same
+ * ones, and no device has failed). FSDP_ERR_PEER where a rank is gone: nothing mends that. */
 FSDP_API fsdp_status fsdp_comm_reset(fsdp_comm *comm) FSDP_NODISCARD;
 
 /* What went over this communicator, of this rank, since it was made. All 0 where there is one rank, but for copies of

@@ -157,6 +157,17 @@ FSDP_API void fsdp_pass_add_weight(fsdp_pass *pass, double weight);
  * the pass's first backward; may be said again. */
 FSDP_API fsdp_status fsdp_pass_set_sync(fsdp_pass *pass, bool sync) FSDP_NODISCARD;
 
+/* Uneven inputs: called by ranks that have no micro-batch while others make a pass. It takes part in a pass of rank `leader`
+ * (training or evaluation) from its beginning to its end, with gradients of 0 and weight 0, gathers nothing, and needs
+ * to know nothing of the model. Returns FSDP_OK also where the pass was cancelled. After an error: fsdp_comm_reset().
+ *     for (;;) {
+ *         fsdp_comm_ask_more(comm, have, &first);
+ *         if (first < 0) break;                          nobody has any
+ *         if (have) { ... a pass, nothing else ... } else fsdp_pass_join(comm, first);
+ *     }
+ * In the leader's pass there may be no other collective calls, and no second training pass. */
+FSDP_API fsdp_status fsdp_pass_join(fsdp_comm *comm, int leader) FSDP_NODISCARD;
+
 FSDP_API fsdp_status fsdp_unit_begin_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_end_forward(fsdp_unit *unit, fsdp_pass *pass) FSDP_NODISCARD;
 /* Around a forward that is computed again in the backward (activation checkpointing): before begin_backward, or within it. It

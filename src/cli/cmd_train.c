@@ -139,14 +139,14 @@ static fsdp_status forward_backward(trainer *t, fsdp_tape *tape, clocks *c, doub
 }
 
 /* Leaf `leaf` of step `step`: the same samples on any number of ranks. */
-static fsdp_status train_leaf(trainer *t, int64_t step, int64_t leaf, clocks *c, fsdp_exact_sum sums[2])
+static fsdp_status train_leaf(trainer *t, int64_t step, int64_t leaf, bool sync, clocks *c, fsdp_exact_sum sums[2])
 {
     const train_settings *s = t->s;
     int64_t first = step * s->batch + leaf * s->micro_batch;
     FSDP_TRY(fsdp_dataset_batch(t->run->train, &t->run->sampler, first, s->micro_batch, t->inputs, t->labels));
     fsdp_tape *tape;
     double sum, count, start;
-    fsdp_tape_opts o = { .device = t->device, .seed = (uint64_t)s->seed, .step = (uint32_t)step, .first_sample = (uint32_t)(leaf * s->micro_batch) };
+    fsdp_tape_opts o = { .device = t->device, .seed = (uint64_t)s->seed, .step = (uint32_t)step, .first_sample = (uint32_t)(leaf * s->micro_batch), .no_sync = !sync };
     FSDP_TRY(fsdp_tape_begin_with(&tape, t->comm, &o));
     fsdp_status st = forward_backward(t, tape, c, &sum, &count);
     if (st != FSDP_OK) {
@@ -231,7 +231,10 @@ static fsdp_status train_step(trainer *t, int64_t step, step_record *r)
     double start = cli_clock();
     fsdp_comm_get_stats(t->comm, &before);
     fsdp_comm_set_step(t->comm, step + 1);
-    for (int64_t leaf = t->rank; leaf < t->run->leaves; leaf += t->size) FSDP_TRY(train_leaf(t, step, leaf, &c, sums));
+    int64_t passes = t->run->leaves / t->size;
+    bool whole = s->accumulate == 1;
+    for (int64_t j = 0; j < passes; j++) /* whole: each rank has leaves that follow each other, and sends the sum with the last */
+        FSDP_TRY(train_leaf(t, step, whole ? t->rank * passes + j : j * t->size + t->rank, !whole || j + 1 == passes, &c, sums));
     double between = cli_clock();
     FSDP_TRY(fsdp_comm_sum_exact_sums(t->comm, sums, 2));
     double count = fsdp_exact_sum_value(&sums[1]);
@@ -374,6 +377,9 @@ static void announce(trainer *t)
                  fsdp_mode_name((fsdp_mode)s->mode), i.instruction_set, i.gemm, i.gemm_version);
     progress_say(&t->progress, "%lld training tokens%s; a step is %lld sequences of %lld in %lld micro-batches", (long long)fsdp_dataset_tokens(t->run->train),
                  fsdp_dataset_is_text(t->run->train) ? " (bytes)" : "", (long long)s->batch, (long long)s->seq, (long long)t->run->leaves);
+    if (s->accumulate == 1)
+        progress_say(&t->progress, t->run->leaves > t->size ? "note: --accumulate whole: other numbers of ranks give other bits"
+                                                            : "note: --accumulate whole has no effect: each rank has one micro-batch a step");
     if (train_frozen_numel(t->model) > 0) progress_say(&t->progress, "%lld of the parameters are frozen", (long long)train_frozen_numel(t->model));
     if (cli_is_set(train_options, train_option_count, s, "prefetch") && s->transport == 0)
         progress_say(&t->progress, "note: --prefetch has no effect on transport shm: a gather copies nothing there");

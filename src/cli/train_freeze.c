@@ -10,6 +10,13 @@
 
 enum { MOST_NAMED = 3 };
 
+static size_t same_beginning(const char *a, const char *b)
+{
+    size_t n = 0;
+    while (a[n] != '\0' && a[n] == b[n]) n++;
+    return n;
+}
+
 /* No parameter fits: which names there are, the near ones first. */
 static int refuse_pattern(fsdp_module *m, const char *pattern)
 {
@@ -24,9 +31,16 @@ static int refuse_pattern(fsdp_module *m, const char *pattern)
         if (*c != '*') core[k++] = *c;
     core[k] = '\0';
     for (int i = 0; i < n; i++) names[i] = p[i].name;
+    /* They have its text in them, or begin like it, or are a slip away. */
     const char *near = cli_nearest(names, n, pattern);
+    bool within = false;
+    size_t most = 2;
+    for (int i = 0; i < n; i++) {
+        within |= k > 0 && strstr(names[i], core) != NULL;
+        most = same_beginning(names[i], core) > most ? same_beginning(names[i], core) : most;
+    }
     for (int i = 0, at = 0; i < n && named < MOST_NAMED; i++) {
-        bool alike = near != NULL ? strcmp(names[i], near) == 0 : k > 0 && strstr(names[i], core) != NULL;
+        bool alike = within ? strstr(names[i], core) != NULL : most > 2 ? same_beginning(names[i], core) == most : near != NULL && strcmp(names[i], near) == 0;
         if (alike) at += snprintf(list + at, sizeof(list) - (size_t)at, "%s%.200s", named++ > 0 ? ", " : "", names[i]);
     }
     bool alike = named > 0;

@@ -45,6 +45,7 @@ const cli_option train_options[] = {
     { .name = "log-every", .kind = CLI_INT, .offset = AT(log_every), .value = "N", .fallback = "10", .help = "steps between printed lines, where no terminal shows progress", .min = 1, .max = BIG, .of_the_call = true },
     { .name = "resume", .kind = CLI_TEXT, .offset = AT(resume), .value = "latest|DIR", .help = "go on from a checkpoint; its settings hold but for those given here", .of_the_call = true },
     { .name = "init", .kind = CLI_TEXT, .offset = AT(init), .value = "DIR|FILE", .help = "begin with the weights of a model in Hugging Face's format" },
+    { .name = "accumulate", .kind = CLI_CHOICE, .offset = AT(accumulate), .value = "sharded|whole", .fallback = "sharded", .help = "gradients of a step's micro-batches: reduced each, or whole on each rank until its last (fewer reductions, more memory, other bits on other numbers of ranks)" },
     { .name = "freeze", .kind = CLI_LIST, .offset = AT(freeze), .value = "PATTERN", .help = "parameters that stay as they are, by name, as 'h.0.*' ('none', on --resume: train all again)" },
     { .name = "activation-checkpointing", .kind = CLI_FLAG, .offset = AT(activation_checkpointing), .help = "keep of each block its input alone, and compute the rest again in the backward: less memory, a forward more", .of_the_call = true },
     { .name = "mode", .kind = CLI_CHOICE, .offset = AT(mode), .value = "full|grad-op|optimizer|none", .fallback = "full", .help = "what is sharded: all (ZeRO-3), gradients and optimizer (2), optimizer (1), nothing", .of_the_call = true },

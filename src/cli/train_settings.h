@@ -16,7 +16,7 @@ typedef struct train_settings {
     int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, dropout;
     int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch;
-    int schedule, mode, transport, device;
+    int schedule, accumulate, mode, transport, device;
     bool no_progress, quiet, activation_checkpointing;
 } train_settings;
 

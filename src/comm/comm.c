@@ -291,6 +291,15 @@ fsdp_status fsdp_comm_stop_agreed(fsdp_comm *comm, bool *stop)
     return FSDP_OK;
 }
 
+fsdp_status fsdp_comm_ask_more(fsdp_comm *comm, bool mine, int *first)
+{
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_ASK_MORE, NULL, &mine, sizeof(mine)));
+    *first = -1;
+    for (int r = comm->size - 1; r >= 0; r--)
+        if (*(const bool *)fsdpi_comm_told(comm, r)) *first = r;
+    return FSDP_OK;
+}
+
 /* What a rank says of itself in fsdp_comm_agree. */
 typedef struct opinion {
     fsdp_status st;

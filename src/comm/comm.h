@@ -27,6 +27,7 @@
     X(FSDPI_OP_ALL_GATHER, "all-gather")                                                                    \
     X(FSDPI_OP_BROADCAST, "broadcast")                                                                      \
     X(FSDPI_OP_STOP, "question whether to stop")                                                            \
+    X(FSDPI_OP_ASK_MORE, "question who has more")                                                           \
     X(FSDPI_OP_AGREE, "agreement on errors")                                                                \
     X(FSDPI_OP_SPLIT, "split")                                                                              \
     X(FSDPI_OP_ALLOC, "allocation of shared memory")                                                        \
@@ -40,6 +41,7 @@
     X(FSDPI_OP_BACKWARD, "backward gather")                                                                 \
     X(FSDPI_OP_REDUCE, "gradient reduction")                                                                \
     X(FSDPI_OP_KEEP, "gradient without sync")                                                               \
+    X(FSDPI_OP_SEND, "sending of gradients without sync")                                                   \
     X(FSDPI_OP_PASS_SYNC, "choice of sync for a pass")                                                      \
     X(FSDPI_OP_SUMMON, "summon")                                                                            \
     X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
@@ -72,6 +74,7 @@ typedef struct fsdpi_tag {
     uint64_t bytes;
     int64_t step;
     uint32_t op;
+    uint32_t who; /* the unit's number; 0: no unit's */
     char name[FSDPI_NAME - 4]; /* the unit's, cut */
 } fsdpi_tag;
 
@@ -132,6 +135,10 @@ size_t fsdpi_comm_block_bytes(int size);
 
 /* Appends a tag. May wait for a rank that is far behind. FSDP_ERR_COMM where ranks are known to differ. */
 fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes);
+/* The same, of a thing that has a number, the same on every rank: names may be alike. */
+fsdp_status fsdpi_comm_tag_of(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes, uint32_t who);
+/* What another rank's operation number `position`, at most a few ahead of this rank's own, is; false where it has not come to it. */
+bool fsdpi_comm_did(const fsdp_comm *comm, int rank, uint64_t position, fsdpi_tag *out);
 /* Compares with what others have appended so far; does not wait. fsdpi_comm_check() says what came of it. */
 void fsdpi_comm_compare(fsdp_comm *comm);
 const char *fsdpi_op_name(unsigned op);

@@ -203,7 +203,21 @@ static fsdp_status keep_pace(fsdp_comm *comm, uint64_t position)
     return FSDP_OK;
 }
 
+bool fsdpi_comm_did(const fsdp_comm *comm, int rank, uint64_t position, fsdpi_tag *out)
+{
+    if (tags_of(comm, rank) <= position) return false;
+    const fsdpi_tag *t = tag_at(comm, rank, position);
+    *out = (fsdpi_tag){ .bytes = t->bytes, .step = t->step, .op = t->op, .who = t->who };
+    memcpy(out->name, t->name, sizeof(out->name));
+    return true;
+}
+
 fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes)
+{
+    return fsdpi_comm_tag_of(comm, op, name, bytes, 0);
+}
+
+fsdp_status fsdpi_comm_tag_of(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes, uint32_t who)
 {
     fsdpi_member *me = &comm->block->member[comm->rank];
     fsdpi_rank_slot *slot = &comm->world->control->rank[comm->world_rank];
@@ -212,10 +226,11 @@ fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint6
     FSDP_TRY(keep_pace(comm, position));
     fsdpi_tag *t = &me->ring[position % FSDPI_TAGS];
     t->op = op;
+    t->who = who;
     t->bytes = bytes;
     t->step = atomic_load_explicit(&slot->step, memory_order_relaxed);
     snprintf(t->name, sizeof(t->name), "%s", name != NULL ? name : "");
-    comm->hash = mix_text(mix(mix(comm->hash, op), bytes), name != NULL ? name : "");
+    comm->hash = mix_text(mix(mix(comm->hash, op | (uint64_t)who << 32), bytes), name != NULL ? name : "");
     atomic_store_explicit(&t->hash, comm->hash, memory_order_release);
     atomic_store_explicit(&me->tags, position + 1, memory_order_release);
     atomic_store_explicit(&slot->last_op, op + 1, memory_order_relaxed);

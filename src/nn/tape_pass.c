@@ -20,6 +20,7 @@ fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_ta
     FSDP_TRY(fsdpi_tape_create(&t, ctx->compute, ctx->arena, &o));
     fsdp_pass *pass;
     fsdp_status st = fsdp_pass_begin(&pass, comm, o.eval ? FSDP_PASS_EVAL : FSDP_PASS_TRAIN);
+    if (st == FSDP_OK && o.no_sync && (st = fsdp_pass_set_sync(pass, false)) != FSDP_OK) (void)!fsdp_pass_cancel(pass);
     if (st != FSDP_OK) {
         fsdpi_tape_destroy(t);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);

@@ -13,7 +13,7 @@ fsdpi_use *fsdpi_pass_find(const fsdp_pass *pass, const fsdp_unit *u)
     return NULL;
 }
 
-static fsdp_status use_of(fsdp_pass *pass, fsdp_unit *u, fsdpi_use **out)
+fsdp_status fsdpi_pass_use(fsdp_pass *pass, fsdp_unit *u, fsdpi_use **out)
 {
     *out = fsdpi_pass_find(pass, u);
     if (*out != NULL) return FSDP_OK;
@@ -74,9 +74,9 @@ fsdp_status fsdp_pass_set_sync(fsdp_pass *pass, bool sync)
 
 /* ---- a unit in a pass ---- */
 
-static fsdp_status tag(fsdp_unit *u, fsdpi_op op)
+fsdp_status fsdpi_unit_tag(fsdp_unit *u, fsdpi_op op)
 {
-    return fsdpi_comm_tag(u->rt->comm, op, u->name, (uint64_t)u->layout.total * sizeof(float));
+    return fsdpi_comm_tag_of(u->rt->comm, op, u->name, (uint64_t)u->layout.total * sizeof(float), u->number);
 }
 
 fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
@@ -84,8 +84,8 @@ fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
     fsdpi_use *use;
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_FORWARD, pass));
     if (!u->all_set && pass->kind == FSDP_PASS_TRAIN) fsdpi_unit_warn_unset(u);
-    FSDP_TRY(use_of(pass, u, &use));
-    FSDP_TRY(tag(u, FSDPI_OP_FORWARD));
+    FSDP_TRY(fsdpi_pass_use(pass, u, &use));
+    FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_FORWARD));
     FSDP_TRY(fsdpi_unit_hold(u));
     if (use->forward_open++ == 0) use->was_root = pass->active == 0;
     pass->active++;
@@ -112,7 +112,7 @@ fsdp_status fsdp_unit_begin_recompute(fsdp_unit *u, fsdp_pass *pass)
 {
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_RECOMPUTE, pass));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
-    FSDP_TRY(tag(u, FSDPI_OP_RECOMPUTE));
+    FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_RECOMPUTE));
     FSDP_TRY(fsdpi_unit_hold(u));
     use->recompute_open++;
     pass->active++;
@@ -135,7 +135,7 @@ fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
 {
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_BACKWARD, pass));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
-    FSDP_TRY(tag(u, FSDPI_OP_BACKWARD));
+    FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_BACKWARD));
     FSDP_TRY(fsdpi_grad_open(u, pass));
     FSDP_TRY(fsdpi_unit_hold(u));
     use->backward_open = true;
@@ -240,9 +240,11 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
     else FSDP_TRY(fsdpi_comm_tell(rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], NULL, 0));
     commit(pass);
     unlink_pass(pass);
-    fsdpi_order last = rt->last[pass->kind];
-    rt->last[pass->kind] = pass->order;
-    pass->order = last;
+    if (!pass->joined) { /* one that was joined has no order */
+        fsdpi_order last = rt->last[pass->kind];
+        rt->last[pass->kind] = pass->order;
+        pass->order = last;
+    }
     for (int i = 0; i < pass->uses; i++) fsdpi_unit_check(pass->use[i].unit);
     fsdpi_pass_free(pass);
     return FSDP_OK;

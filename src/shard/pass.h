@@ -29,11 +29,15 @@ struct fsdp_pass {
     fsdpi_order order; /* being recorded */
     bool off_course;   /* it has left the order of the last pass: nothing is gathered ahead */
     bool unsynced;     /* its gradients stay with each rank until the next pass with sync, or the step */
+    bool joined;       /* another rank's is followed (join.c) */
     bool lost_work;    /* a kernel failed while it was open: it can only be cancelled */
 };
 
 void fsdpi_pass_free(fsdp_pass *pass);
 /* The unit's entry, NULL where it has none; or a new one. */
 fsdpi_use *fsdpi_pass_find(const fsdp_pass *pass, const fsdp_unit *u);
+fsdp_status fsdpi_pass_use(fsdp_pass *pass, fsdp_unit *u, fsdpi_use **out);
+/* Notes what a unit does, by its number. */
+fsdp_status fsdpi_unit_tag(fsdp_unit *u, fsdpi_op op);
 
 #endif

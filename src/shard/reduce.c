@@ -89,7 +89,7 @@ fsdp_status fsdpi_grad_post(fsdp_unit *u)
 {
     fsdpi_use *use = fsdpi_pass_find(u->pass, u);
     bool sends = u->window != NULL;
-    FSDP_TRY(fsdpi_comm_tag(u->rt->comm, sends ? FSDPI_OP_REDUCE : FSDPI_OP_KEEP, u->name, (size_t)u->layout.total * sizeof(float)));
+    FSDP_TRY(fsdpi_unit_tag(u, sends ? FSDPI_OP_REDUCE : FSDPI_OP_KEEP));
     for (int i = 0; i < u->layout.count; i++)
         if (!u->touched[i] && !u->frozen[i] && u->layout.numel[i] > 0)
             FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, fsdpi_grad_place(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float)));

@@ -85,7 +85,8 @@ static void destroy_runtime(void *attached)
 
 static void quiesce_runtime(void *attached)
 {
-    (void)!fsdpi_runtime_sync(attached);
+    fsdpi_runtime *rt = attached;
+    if (fsdpi_runtime_sync(rt) != FSDP_OK) rt->failed = true;
 }
 
 /* All that was in flight is dropped. Windows go too: ranks that did different things may not have the same ones.

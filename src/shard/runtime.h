@@ -66,9 +66,11 @@ typedef struct fsdpi_runtime {
     uint64_t posts;
     struct fsdp_pass *passes; /* open ones, latest first */
     uint64_t pass_count;
+    uint32_t unit_count; /* units that were ever made */
     fsdpi_order last[FSDPI_PASS_KINDS];
     uint64_t mark;
     bool said_differ; /* that ranks gave sharded units different values: logged once */
+    bool failed; /* in a reset: a stream had */
 } fsdpi_runtime;
 
 /* The runtime of a communicator, made when first asked for; it goes with the communicator. Not collective. */

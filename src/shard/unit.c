@@ -187,6 +187,7 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
         fsdpi_unit_drop(u);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
+    u->number = ++u->rt->unit_count;
     u->checked_residency = u->residency; /* mode none begins whole */
     fsdpi_unit_check(u);
     *out = u;

@@ -38,6 +38,7 @@ struct fsdp_unit {
     fsdpi_devctx *ctx;   /* of the compute device */
     fsdp_unit *prev, *following; /* in the runtime's list */
     char *name;
+    uint32_t number;     /* from 1, in the order of creation: the same on every rank */
     fsdp_mode mode;
     int prefetch;
     fsdpi_layout layout;

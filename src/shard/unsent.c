@@ -8,7 +8,8 @@
  * and owners add the ranks' sums in rank order (docs/decisions/0001: groups of G leaves).
  *
  * Nothing here waits for others: ranks do not meet at the end of such a pass. What each has is compared where they do: the
- * posts of a step follow from the calls that were made; after a reset, ranks that ended different passes drop what differs.
+ * posts of a step follow from the calls that were made, and count when all have made them; after a reset, ranks that ended
+ * different passes drop what differs.
  *
  * All of it is on the compute stream. */
 #include "shard/unit.h"
@@ -123,7 +124,7 @@ static fsdp_status post(fsdp_unit *u, int round)
 {
     fsdpi_pooled *w;
     size_t bytes = (size_t)u->layout.total * sizeof(float);
-    FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_REDUCE, u->name, bytes));
+    FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_REDUCE));
     FSDP_TRY(fsdpi_window_take(u, &w));
     FSDP_TRY(fsdp_stream_copy(u->ctx->compute, u->rt->comm->transport->window_buffer(w->window), u->unsent[round].now, bytes));
     FSDP_TRY(fsdpi_window_send(u, w, round));
@@ -137,6 +138,17 @@ static fsdp_status post_all(fsdp_unit_list l)
         for (int k = 0; k < l.units[i]->unsent_rounds; k++)
             if (l.units[i]->unsent[k].has) FSDP_TRY(post(l.units[i], k));
     for (int i = 0; i < l.count; i++) FSDP_TRY(fsdpi_reduce_owed(l.units[i]->rt, true));
+    return FSDP_OK;
+}
+
+/* All ranks have come this way: what was posted counts on all of them. Once a communicator. */
+static fsdp_status meet(fsdp_unit_list l)
+{
+    for (int i = 0; i < l.count; i++) {
+        bool first = fsdpi_unsent_any(l.units[i]);
+        for (int k = 0; k < i; k++) first &= l.units[k]->rt != l.units[i]->rt || !fsdpi_unsent_any(l.units[k]);
+        if (first) FSDP_TRY(fsdpi_comm_tell(l.units[i]->rt->comm, FSDPI_OP_SEND, l.units[i]->name, NULL, 0));
+    }
     return FSDP_OK;
 }
 
@@ -166,6 +178,7 @@ fsdp_status fsdpi_unsent_post(fsdp_unit_list units)
     for (int i = 0; i < units.count; i++) any |= fsdpi_unsent_any(units.units[i]);
     if (!any) return FSDP_OK;
     fsdp_status st = post_all(units);
+    if (st == FSDP_OK) st = meet(units);
     if (st != FSDP_OK) {
         take_back(units);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
@@ -181,19 +194,19 @@ fsdp_status fsdpi_unsent_post(fsdp_unit_list units)
 /* ---- after a reset ---- */
 
 typedef struct told {
-    uint64_t units, passes;
-    uint64_t any;
+    uint64_t units, passes, any;
+    uint64_t failed; /* a stream has: what it was to add may not be there */
 } told;
 
 static void drop_different(fsdp_unit *u)
 {
-    fsdpi_log(FSDP_LOG_WARN, "unit \"%s\": ranks had ended different passes without sync: what was not sent of its gradients is dropped", u->name);
+    fsdpi_log(FSDP_LOG_WARN, "unit \"%s\": ranks had not all ended the same passes without sync: what was not sent of its gradients is dropped", u->name);
     fsdpi_unsent_drop(u);
     while (u->weights > u->weights_sent)
         if (--u->weight[--u->weights]->refs == 0) fsdpi_free(u->weight[u->weights]);
 }
 
-static fsdp_status compare_units(fsdpi_runtime *rt, uint64_t units, uint64_t *mine, uint64_t *all)
+static fsdp_status compare_units(fsdpi_runtime *rt, uint64_t units, bool failed, uint64_t *mine, uint64_t *all)
 {
     fsdp_comm *comm = rt->comm;
     uint64_t n = 0;
@@ -201,7 +214,7 @@ static fsdp_status compare_units(fsdpi_runtime *rt, uint64_t units, uint64_t *mi
     FSDP_TRY(fsdpi_comm_exchange(comm, FSDPI_OP_AGREE, NULL, mine, (size_t)units * sizeof(*mine), all));
     n = 0;
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following, n++) {
-        bool same = true;
+        bool same = !failed || u->unsent_passes == 0;
         for (int r = 0; r < comm->size; r++) same &= all[(uint64_t)r * units + n] == mine[n];
         if (!same) drop_different(u);
     }
@@ -211,7 +224,8 @@ static fsdp_status compare_units(fsdpi_runtime *rt, uint64_t units, uint64_t *mi
 fsdp_status fsdpi_unsent_agree(fsdpi_runtime *rt)
 {
     fsdp_comm *comm = rt->comm;
-    told mine = { .passes = rt->pass_count }, most;
+    told mine = { .passes = rt->pass_count, .failed = rt->failed }, most;
+    rt->failed = false;
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) {
         mine.units++;
         mine.any |= u->unsent_passes != 0;
@@ -223,13 +237,14 @@ fsdp_status fsdpi_unsent_agree(fsdpi_runtime *rt)
         memcpy(&t, fsdpi_comm_told(comm, r), sizeof(t));
         if (t.passes > most.passes) most.passes = t.passes;
         most.any |= t.any;
+        most.failed |= t.failed;
         if (t.units != mine.units) most.units = 0; /* they do not have the same units: nothing can be compared */
     }
     rt->pass_count = most.passes; /* numbers name passes on all ranks, and are not used again */
     if (!most.any || most.units == 0) return FSDP_OK;
     uint64_t *mem = fsdpi_calloc((size_t)mine.units * (size_t)(comm->size + 1), sizeof(*mem));
     FSDP_TRY(fsdp_comm_agree(comm, mem != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to compare gradients")));
-    fsdp_status st = compare_units(rt, mine.units, mem, mem + mine.units);
+    fsdp_status st = compare_units(rt, mine.units, most.failed != 0, mem, mem + mine.units);
     fsdpi_free(mem);
     return st;
 }

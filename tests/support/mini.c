@@ -132,6 +132,7 @@ fsdp_status mini_leaf(mini *m, const char *script, int64_t leaf)
 {
     /* A number is used again long after its kernels have run. */
     FSDP_TRY(fsdp_pass_begin(&m->pass, m->comm, FSDP_PASS_TRAIN));
+    if (m->no_sync) FSDP_TRY(fsdp_pass_set_sync(m->pass, false));
     FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m->unit[0])));
     m->number[leaf % MINI_LEAVES] = 0;
     FSDP_TRY(mini_run(m, m->pass, script, leaf));
@@ -194,18 +195,21 @@ fsdp_status mini_read(mini *m, float *out)
 
 /* ---- the plain one ---- */
 
-enum { MOST_NUMEL = 512, MOST_ROUNDS = 4 };
+enum { MOST_NUMEL = 512, MOST_ROUNDS = 4, MOST_RANKS = 8 };
 
 typedef struct plain_unit {
     float p[MOST_PARAMS][MOST_NUMEL], v[MOST_PARAMS][MOST_NUMEL], window[MOST_PARAMS][MOST_NUMEL];
     float acc[MOST_ROUNDS][MOST_PARAMS][MOST_NUMEL];
-    bool has[MOST_ROUNDS], open, touched[MOST_PARAMS];
+    float unsent[MOST_RANKS][MOST_ROUNDS][MOST_PARAMS][MOST_NUMEL];
+    bool has[MOST_ROUNDS], open, touched[MOST_PARAMS], has_unsent[MOST_RANKS][MOST_ROUNDS];
     bool frozen[MOST_PARAMS];
     int rounds, forwards, backwards, forward_open;
 } plain_unit;
 
 struct plain {
     plain_unit unit[MINI_UNITS];
+    int rank; /* of the leaf that is being done */
+    bool sync, nothing;
 };
 
 static int64_t numel_of(int u, int i)
@@ -229,16 +233,65 @@ void plain_destroy(plain *p)
     free(p);
 }
 
-static void plain_post(plain_unit *x, int u)
+static void plain_post(plain *p, plain_unit *x, int u)
 {
     int r = x->rounds++;
+    float(*own)[MOST_NUMEL] = x->unsent[p->rank][r];
     for (int i = 0; i < units[u].count; i++)
         for (int64_t j = 0; j < numel_of(u, i); j++) {
-            float g = x->touched[i] ? x->window[i][j] : 0;
-            x->acc[r][i][j] = x->has[r] ? x->acc[r][i][j] + g : g;
+            float g = x->touched[i] && !p->nothing ? x->window[i][j] : 0;
+            if (x->has_unsent[p->rank][r]) g = own[i][j] + g;
+            if (!p->sync) own[i][j] = g;
+            else x->acc[r][i][j] = x->has[r] ? x->acc[r][i][j] + g : g;
         }
-    x->has[r] = true;
+    x->has_unsent[p->rank][r] = !p->sync;
+    x->has[r] |= p->sync;
     x->open = false;
+}
+
+void plain_send(plain *p)
+{
+    for (int u = 0; u < MINI_UNITS; u++) {
+        plain_unit *x = &p->unit[u];
+        for (int r = 0; r < MOST_ROUNDS; r++)
+            for (int rank = 0; rank < MOST_RANKS; rank++) {
+                if (!x->has_unsent[rank][r]) continue;
+                for (int i = 0; i < units[u].count; i++)
+                    for (int64_t j = 0; j < numel_of(u, i); j++) x->acc[r][i][j] = x->has[r] ? x->acc[r][i][j] + x->unsent[rank][r][i][j] : x->unsent[rank][r][i][j];
+                x->has[r] = true;
+                x->has_unsent[rank][r] = false;
+            }
+    }
+}
+
+static bool add_rounds(float acc[MOST_ROUNDS][MOST_PARAMS][MOST_NUMEL], const bool *has, int64_t numel, int i, float *out)
+{
+    bool any = false;
+    for (int r = 0; r < MOST_ROUNDS; r++) {
+        for (int64_t j = 0; j < numel && has[r]; j++) out[j] = any ? out[j] + acc[r][i][j] : acc[r][i][j];
+        any |= has[r];
+    }
+    return any;
+}
+
+bool plain_own(const plain *p, int rank, int unit, int i, float *out)
+{
+    plain_unit *x = (plain_unit *)(uintptr_t)&p->unit[unit];
+    return add_rounds(x->unsent[rank], x->has_unsent[rank], numel_of(unit, i), i, out);
+}
+
+bool plain_reduced(const plain *p, int unit, int i, float *out)
+{
+    plain_unit *x = (plain_unit *)(uintptr_t)&p->unit[unit];
+    return add_rounds(x->acc, x->has, numel_of(unit, i), i, out);
+}
+
+void plain_zero_grad(plain *p)
+{
+    for (int u = 0; u < MINI_UNITS; u++) {
+        memset(p->unit[u].has, 0, sizeof(p->unit[u].has));
+        memset(p->unit[u].has_unsent, 0, sizeof(p->unit[u].has_unsent));
+    }
 }
 
 static void plain_backward(plain_unit *x, int u, float *number, int64_t leaf, int grads)
@@ -255,6 +308,20 @@ static void plain_backward(plain_unit *x, int u, float *number, int64_t leaf, in
 
 void plain_leaf(plain *p, const char *script, int64_t leaf)
 {
+    plain_leaf_of(p, script, leaf, 0, true);
+}
+
+void plain_nothing_of(plain *p, const char *script, int rank, bool sync)
+{
+    p->nothing = true;
+    plain_leaf_of(p, script, 0, rank, sync);
+    p->nothing = false;
+}
+
+void plain_leaf_of(plain *p, const char *script, int64_t leaf, int rank, bool sync)
+{
+    p->rank = rank;
+    p->sync = sync;
     float number = 0;
     for (int u = 0; u < MINI_UNITS; u++) {
         plain_unit *x = &p->unit[u];
@@ -275,10 +342,10 @@ void plain_leaf(plain *p, const char *script, int64_t leaf)
             x->forwards++;
         }
         if (strchr("{BPN", what) != NULL) plain_backward(x, u, &number, leaf, grads);
-        if (strchr("}BPN", what) != NULL && ++x->backwards == x->forwards && x->forward_open == 0) plain_post(x, u);
+        if (strchr("}BPN", what) != NULL && ++x->backwards == x->forwards && x->forward_open == 0) plain_post(p, x, u);
     }
     for (int u = 0; u < MINI_UNITS; u++)
-        if (p->unit[u].open) plain_post(&p->unit[u], u);
+        if (p->unit[u].open) plain_post(p, &p->unit[u], u);
 }
 
 void plain_freeze(plain *p, int unit, int param, bool frozen)
@@ -288,6 +355,7 @@ void plain_freeze(plain *p, int unit, int param, bool frozen)
 
 void plain_step(plain *p, float scale)
 {
+    plain_send(p);
     const float lr = 0.05f, momentum = 0.9f, decay = 0.01f;
     for (int u = 0; u < MINI_UNITS; u++) {
         plain_unit *x = &p->unit[u];
@@ -299,8 +367,8 @@ void plain_step(plain *p, float scale)
                 x->v[i][j] = momentum * x->v[i][j] + (g * scale + decay * x->p[i][j]);
                 x->p[i][j] -= lr * x->v[i][j];
             }
-        memset(x->has, 0, sizeof(x->has));
     }
+    plain_zero_grad(p);
 }
 
 void plain_read(const plain *p, float *out)

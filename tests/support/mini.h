@@ -26,6 +26,7 @@ typedef struct mini {
     fsdp_device *device;
     fsdp_unit *unit[MINI_UNITS];
     fsdp_pass *pass; /* of mini_leaf(), while it runs; stays open after an error: cancel it */
+    bool no_sync;    /* of the passes of mini_leaf() */
     float *number;   /* of each leaf, host memory */
     fsdp_optim *optim;
 } mini;
@@ -65,6 +66,16 @@ plain *plain_create(void);
 void plain_destroy(plain *p);
 /* A pass of one leaf; its gradients count at once, as those of all leaves do in the order of their numbers. */
 void plain_leaf(plain *p, const char *script, int64_t leaf);
+/* A leaf of one of several ranks, with or without sync: call it in the order of passes, and of ranks in each. */
+void plain_leaf_of(plain *p, const char *script, int64_t leaf, int rank, bool sync);
+/* The same of a rank that has no leaf, and joins: gradients of 0. */
+void plain_nothing_of(plain *p, const char *script, int rank, bool sync);
+/* What would be pending of parameter i: this rank's own sums; false: nothing. */
+bool plain_own(const plain *p, int rank, int unit, int i, float *out);
+/* And the sums of all ranks; after plain_send() all there is. */
+bool plain_reduced(const plain *p, int unit, int i, float *out);
+void plain_send(plain *p);
+void plain_zero_grad(plain *p);
 /* As fsdp_optim_step() of mini_opts.sgd with this grad_scale and no clipping. */
 void plain_step(plain *p, float scale);
 /* As fsdp_unit_set_frozen(). */
