@@ -214,7 +214,8 @@ typedef struct fsdp_unit_summon_opts {
     bool rank0_only;
     /* In host memory: the unit is gathered, copied and sharded again, unit by unit. */
     bool host;
-    /* Also the accumulated gradients, whole. With writeback what is written there is kept, too. */
+    /* Also the accumulated gradients, whole. With writeback what is written there is kept, too. Refused while some are of passes
+     * without sync, and not sent. */
     bool grads;
 } fsdp_unit_summon_opts;
 
@@ -231,7 +232,7 @@ FSDP_API fsdp_status fsdp_unit_summon_cancel(fsdp_unit *unit) FSDP_NODISCARD;
  * read-only on the device. */
 FSDP_API float *fsdp_unit_summoned(fsdp_unit *unit, int i);
 /* Not collective. *grad: the accumulated gradient of parameter i while summoned with grads, in the same kind of memory as
- * fsdp_unit_summoned(). NULL where the unit has no gradients. */
+ * fsdp_unit_summoned(). NULL where the unit has no gradients, or the parameter is frozen. */
 FSDP_API fsdp_status fsdp_unit_summoned_grad(fsdp_unit *unit, int i, float **grad) FSDP_NODISCARD;
 
 /* Parameter i, whole, into host memory: numel floats. Any rank may pass NULL: it takes part, and gets nothing. */

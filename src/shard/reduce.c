@@ -309,9 +309,9 @@ fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out)
     const float *base = NULL;
     size_t bytes = (size_t)fsdpi_unit_slice(u) * sizeof(float);
     for (int k = 0; k < u->rounds && bytes > 0; k++) {
-        const float *x = u->acc[k].now;
-        if (!u->acc[k].has) continue;
-        if (base == NULL) FSDP_TRY(fsdp_stream_copy(u->ctx->comm, out, x, bytes));
+        if (!u->acc[k].has || u->live_count == 0) continue;
+        const float *x = u->acc[k].now + (u->live[0].from - u->lo);
+        if (base == NULL) FSDP_TRY(fsdp_stream_copy(u->ctx->comm, out, u->acc[k].now, bytes));
         else FSDP_TRY(launch_sum(u, out, out, &x, 1));
         base = out;
     }

@@ -69,6 +69,8 @@ static fsdp_status check_opts(const fsdp_unit *u, const fsdp_unit_summon_opts *o
     FSDP_FAIL_IF(o->same && !o->writeback, FSDP_ERR_INVALID, "%s: unit \"%s\": `same` is about what ranks write: it needs writeback", call, u->name);
     FSDP_FAIL_IF(o->same && o->rank0_only, FSDP_ERR_INVALID, "%s: unit \"%s\": `same` and rank0_only: one rank alone writes", call, u->name);
     if (u->summons == 0 || (o->writeback && !u->writeback)) FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_BEGIN, NULL));
+    FSDP_FAIL_IF(u->summons == 0 && o->grads && fsdpi_unsent_any(u), FSDP_ERR_STATE,
+                 "%s: unit \"%s\" has gradients of passes without sync, which each rank has for itself: read them by fsdp_unit_read_pending(), or make a pass with sync first", call, u->name);
     if (u->summons == 0) return FSDP_OK;
     const fsdp_unit_summon_opts *outer = &u->summon;
     FSDP_FAIL_IF(o->grads && !outer->grads, FSDP_ERR_STATE, "%s: unit \"%s\" is already summoned without gradients: ask for them in the outermost summon", call, u->name);
@@ -278,7 +280,7 @@ fsdp_status fsdp_unit_summoned_grad(fsdp_unit *unit, int i, float **grad)
 {
     FSDP_TRY(check_index(unit, i, "fsdp_unit_summoned_grad"));
     if (unit->summons == 0 || !unit->summon.grads || unit->summon_absent) return not_summoned(unit, "fsdp_unit_summoned_grad", "with grads");
-    *grad = unit->summoned_grad != NULL ? unit->summoned_grad + unit->layout.at[i] : NULL;
+    *grad = unit->summoned_grad != NULL && !unit->frozen[i] ? unit->summoned_grad + unit->layout.at[i] : NULL;
     return FSDP_OK;
 }
 
