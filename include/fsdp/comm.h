@@ -111,6 +111,7 @@ FSDP_API fsdp_status fsdp_comm_reset(fsdp_comm *comm) FSDP_NODISCARD;
  * transport "copy". */
 typedef struct fsdp_comm_stats {
     uint64_t gathers, reduces, publishes; /* collectives on units */
+    uint64_t near_gathers; /* of the gathers, those from a smaller group (fsdp_unit_opts.reshard_group) */
     uint64_t exchanges; /* rounds in which all ranks told each other something: barriers, sums, ends of passes and steps */
     uint64_t gather_bytes, reduce_bytes; /* copied to or read from other ranks' memory; a zero-copy gather moves 0 */
     uint64_t wait_ns, copy_ns, reduce_ns; /* time in waits for other ranks, in copies, in adding gradients */

@@ -99,7 +99,11 @@ typedef struct fsdp_wrap_opts {
     fsdp_comm *comm;
     const char *name; /* of the unit; NULL: the module's type */
     fsdp_mode mode;
-    fsdp_device *storage_device, *compute_device; /* as fsdp_unit_opts */
+    int shards;       /* this and the rest as in fsdp_unit_opts */
+    int reshard_group;
+    fsdp_dtype param_dtype, reduce_dtype; /* compute is F32 in any case */
+    bool exact_eval;
+    fsdp_device *storage_device, *compute_device;
     int prefetch;
 } fsdp_wrap_opts;
 

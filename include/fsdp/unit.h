@@ -70,7 +70,20 @@ FSDP_API const char *fsdp_mode_name(fsdp_mode mode); /* "full", "grad-op", "opti
 typedef struct fsdp_unit_opts {
     const char *name;            /* for messages and files; NULL: "unit" */
     fsdp_mode mode;
-    fsdp_device *storage_device; /* where slices live; NULL: compute_device */
+    int shards; /* Hybrid: how many ranks share one copy of what the mode shards, while others hold replicas of it: a mesh
+                   of R x S ranks, with S = shards, R = size / S and rank = replica * S + shard. 0: all ranks. Must divide the
+                   communicator's size; in mode none it is 1. */
+    int reshard_group; /* Mode full: from forward to backward parameters stay spread over groups of so many neighbouring ranks, and the
+                          backward gathers from these: more memory than all shards, less than grad-op, and no traffic beyond the
+                          group. Must divide the shards. 0: the backward gathers from all. Of no effect where a gather copies nothing. */
+    /* Types: F32, BF16 or F16. Masters, optimizer state and sums of gradients are F32 always.
+     * param_dtype: what parameters are rounded to before they are gathered; fsdp_unit_param() gives these values as F32.
+     * reduce_dtype: what the gradient of each leaf is rounded to before it goes to the owners, who add in F32. */
+    fsdp_dtype param_dtype, reduce_dtype;
+    bool exact_eval; /* evaluation passes see masters, not rounded parameters; summons always do */
+    bool raw_params; /* compute reads param_dtype as it is (fsdp_unit_param_data): no F32 copy is made */
+    fsdp_device *storage_device; /* where slices live: masters, gradients, optimizer state. NULL: compute_device. Another (offload):
+                                    parameters are copied over when they are gathered, gradients when they are reduced */
     fsdp_device *compute_device; /* where the unit is used; NULL: the CPU */
     int prefetch; /* how many units ahead are gathered when this one begins, in the order of the last pass. 0: 1;
                      negative: none. Of no effect where a gather copies nothing (transport shm). */
@@ -87,10 +100,14 @@ FSDP_API void fsdp_unit_destroy(fsdp_unit *unit);
 FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);
 FSDP_API fsdp_comm *fsdp_unit_comm(const fsdp_unit *unit);
 FSDP_API fsdp_mode fsdp_unit_mode(const fsdp_unit *unit);
+FSDP_API int fsdp_unit_shards(const fsdp_unit *unit); /* ranks that share one copy: 1 in mode none */
+/* Which of the ranks that keep the same slices this one is: 0 for the first, who writes files. */
+FSDP_API int fsdp_unit_replica(const fsdp_unit *unit);
 FSDP_API int fsdp_unit_param_count(const fsdp_unit *unit);
 FSDP_API const fsdp_param *fsdp_unit_param_info(const fsdp_unit *unit, int i);
 FSDP_API int64_t fsdp_unit_param_numel(const fsdp_unit *unit, int i);
-FSDP_API fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit);
+FSDP_API fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit);         /* of the compute device: whole parameters, gradients of a pass */
+FSDP_API fsdp_stream *fsdp_unit_storage_stream(const fsdp_unit *unit); /* of the storage device: slices; the same one where the devices are */
 /* The unit's state in words, for messages and debuggers: "sharded, gradients accumulated". */
 FSDP_API const char *fsdp_unit_state(const fsdp_unit *unit);
 
@@ -181,6 +198,10 @@ FSDP_API fsdp_status fsdp_unit_end_backward(fsdp_unit *unit, fsdp_pass *pass) FS
  * for fsdp_last_error) while the unit is not whole. */
 FSDP_API const float *fsdp_unit_param(fsdp_unit *unit, int i);
 
+/* Not collective. The same, in the type that it is whole in (*dtype, NULL: not wanted): param_dtype with raw_params, else F32;
+ * F32 in exact evaluations and summons. */
+FSDP_API const void *fsdp_unit_param_data(fsdp_unit *unit, int i, fsdp_dtype *dtype);
+
 /* Not collective. Where this rank writes the gradient of parameter i, whole; within begin_backward and end_backward.
  * *beta: 0 the first time: overwrite what is there (garbage); 1 after that: add to it. Parameters not asked for
  * get a gradient of 0. NULL (and an error) outside, and of a frozen parameter. */
@@ -253,12 +274,12 @@ typedef struct fsdp_slice {
 } fsdp_slice;
 
 /* Not collective. The slices of this rank, in order; an empty rank has none. Borrowed until the next call for this
- * unit. In mode none: all of every parameter. */
+ * unit. In mode none: all of every parameter; in hybrid, what the other replicas keep too. */
 FSDP_API void fsdp_unit_slices(fsdp_unit *unit, const fsdp_slice **out, int *count);
 /* Not collective. How long an array of optimizer state is that has a value for every element this rank keeps. */
 FSDP_API int64_t fsdp_unit_slice_numel(const fsdp_unit *unit);
 
-/* Between begin and end masters may be written, on each unit's stream, and gradients are final. Outside of passes.
+/* Between begin and end masters may be written, on each unit's storage stream, and gradients are final. Outside of passes.
  * end publishes the masters and drops the gradients, when all ranks have come to it; cancel drops the gradients, and
  * nothing may have been written. A unit may be in a list once. */
 FSDP_API fsdp_status fsdp_step_begin(fsdp_unit_list units) FSDP_NODISCARD;

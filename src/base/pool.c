@@ -15,6 +15,7 @@ struct fsdpi_pool {
     int threads; /* as asked; others than the caller of run may read it at any time */
     int running; /* that there are, the caller included; 0: not started */
     pthread_t *thread;
+    pthread_mutex_t use;   /* held by the caller whom the threads work for */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     _Atomic uint64_t job;  /* how many jobs were started; UINT64_MAX ends the threads */
@@ -70,6 +71,7 @@ fsdp_status fsdpi_pool_create(fsdpi_pool **out, int threads)
     FSDPI_NEW(p, 1);
     p->threads = threads;
     pthread_mutex_init(&p->lock, NULL);
+    pthread_mutex_init(&p->use, NULL);
     pthread_cond_init(&p->wake, NULL);
     *out = p;
     return FSDP_OK;
@@ -107,8 +109,11 @@ static void announce(fsdpi_pool *p, uint64_t job)
 
 void fsdpi_pool_run(fsdpi_pool *p, int64_t n, void (*fn)(void *, int64_t, int), void *arg)
 {
-    if (p != NULL && p->running == 0 && p->threads > 1 && n > 1) start(p);
-    if (p == NULL || p->running <= 1 || n <= 1) {
+    /* Streams of two devices may come here at once: whoever is second does its work alone, with the same result. */
+    bool mine = p != NULL && p->threads > 1 && n > 1 && pthread_mutex_trylock(&p->use) == 0;
+    if (mine && p->running == 0) start(p);
+    if (!mine || p->running <= 1) {
+        if (mine) pthread_mutex_unlock(&p->use);
         for (int64_t i = 0; i < n; i++) fn(arg, i, 0);
         return;
     }
@@ -121,6 +126,7 @@ void fsdpi_pool_run(fsdpi_pool *p, int64_t n, void (*fn)(void *, int64_t, int), 
     work(p, 0);
     for (int spin = 0; atomic_load_explicit(&p->busy, memory_order_acquire) > 0; spin++)
         if (spin > 200) sched_yield();
+    pthread_mutex_unlock(&p->use);
 }
 
 void fsdpi_pool_destroy(fsdpi_pool *p)
@@ -132,6 +138,7 @@ void fsdpi_pool_destroy(fsdpi_pool *p)
     }
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
+    pthread_mutex_destroy(&p->use);
     fsdpi_free(p->thread);
     fsdpi_free(p);
 }

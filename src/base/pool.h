@@ -15,7 +15,8 @@ void fsdpi_pool_destroy(fsdpi_pool *pool);
 int fsdpi_pool_threads(const fsdpi_pool *pool);
 
 /* Calls fn(arg, i, worker) for each i in [0, n), in any order, on the caller (worker 0) and the pool's threads;
- * returns when all are done. pool may be NULL: then in order, on the caller. One caller at a time. */
+ * returns when all are done. pool may be NULL: then in order, on the caller. So does a caller
+ * who comes while another is served. */
 void fsdpi_pool_run(fsdpi_pool *pool, int64_t n, void (*fn)(void *arg, int64_t i, int worker), void *arg);
 
 #endif

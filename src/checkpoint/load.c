@@ -158,7 +158,7 @@ static fsdp_status load_state(const fsdpi_entry *e, fsdp_checkpoint_reader *r)
     fsdpi_entry_kept(e, &first, &numel, &at);
     if (numel == 0) return FSDP_OK;
     FSDPI_NEW(host, numel < CHUNK ? numel : CHUNK);
-    fsdp_stream *s = fsdp_unit_stream(e->unit);
+    fsdp_stream *s = fsdp_unit_storage_stream(e->unit);
     fsdp_status st = FSDP_OK;
     for (int64_t done = 0; done < numel && st == FSDP_OK; done += CHUNK) {
         int64_t n = numel - done < CHUNK ? numel - done : CHUNK;

@@ -140,5 +140,5 @@ void fsdpi_entry_kept(const fsdpi_entry *e, int64_t *first, int64_t *numel, floa
 void fsdpi_entry_range(const fsdpi_entry *e, int64_t *first, int64_t *numel, float **at)
 {
     fsdpi_entry_kept(e, first, numel, at);
-    if (fsdp_unit_mode(e->unit) == FSDP_MODE_NONE && fsdp_comm_rank(fsdp_unit_comm(e->unit)) != 0) *numel = 0;
+    if (fsdp_unit_replica(e->unit) != 0) *numel = 0; /* others keep the same: the first writes */
 }

@@ -37,7 +37,7 @@ static fsdp_status write_entry(fsdp_safetensors_writer *w, int64_t number, const
     int64_t first, numel;
     float *at;
     fsdpi_entry_range(e, &first, &numel, &at);
-    fsdp_stream *s = fsdp_unit_stream(e->unit);
+    fsdp_stream *s = fsdp_unit_storage_stream(e->unit);
     for (int64_t done = 0; done < numel; done += CHUNK) {
         int64_t n = numel - done < CHUNK ? numel - done : CHUNK;
         FSDP_TRY(fsdp_stream_copy(s, host, at + done, (size_t)n * sizeof(float)));

@@ -84,7 +84,8 @@ static fsdp_status set_up(trainer *t)
     const train_settings *s = t->s;
     fsdp_comm_set_phase(t->comm, "set-up");
     FSDP_TRY(fsdp_device_open(&t->device, s->device == 1 ? "guard" : "cpu"));
-    fsdp_wrap_opts w = { .comm = t->comm, .mode = (fsdp_mode)s->mode, .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
+    fsdp_wrap_opts w = { .comm = t->comm, .mode = (fsdp_mode)s->mode, .shards = s->mode == FSDP_MODE_NONE ? 0 : t->run->shards, .reshard_group = (int)s->reshard_group, .param_dtype = (fsdp_dtype)s->param_dtype, .reduce_dtype = (fsdp_dtype)s->reduce_dtype,
+                       .exact_eval = s->param_dtype != FSDP_F32, .storage_device = s->offload != NULL ? fsdp_device_cpu() : NULL, .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
     FSDP_TRY(fsdp_model_wrap(t->model, &w));
     fsdp_model_set_recompute(t->model, s->activation_checkpointing);
     FSDP_TRY(create_optimizer(t));
@@ -383,6 +384,8 @@ static void announce(trainer *t)
     if (train_frozen_numel(t->model) > 0) progress_say(&t->progress, "%lld of the parameters are frozen", (long long)train_frozen_numel(t->model));
     if (cli_is_set(train_options, train_option_count, s, "prefetch") && s->transport == 0)
         progress_say(&t->progress, "note: --prefetch has no effect on transport shm: a gather copies nothing there");
+    if (s->reshard_group > 0 && s->transport == 0 && s->param_dtype == FSDP_F32 && s->offload == NULL)
+        progress_say(&t->progress, "note: --reshard-after-forward has no effect on transport shm: a gather copies nothing there");
     if (t->run->checkpoint[0] != '\0') progress_say(&t->progress, "resumed from %s at step %lld", t->run->checkpoint, (long long)t->run->first_step);
 }
 

@@ -145,6 +145,10 @@ fsdp_status run_folder_write_settings(const train_run *run, int64_t parameters)
     json_object_set_new(o, "ranks", json_integer(s->ranks));
     json_object_set_new(o, "threads", json_integer(s->threads));
     json_object_set_new(o, "mode", json_string(modes[s->mode]));
+    int64_t shards = s->mode == FSDP_MODE_NONE ? 1 : run->shards > 0 ? run->shards : s->ranks;
+    json_object_set_new(o, "mesh", json_sprintf("%lldx%lld", (long long)(s->ranks / shards), (long long)shards));
+    json_object_set_new(o, "reshard_after_forward", s->reshard_group > 0 ? json_integer(s->reshard_group) : json_null());
+    json_object_set_new(o, "offload", json_boolean(s->offload != NULL));
     json_object_set_new(o, "prefetch", json_integer(s->prefetch));
     json_object_set_new(o, "activation_checkpointing", json_boolean(s->activation_checkpointing));
     json_object_set_new(o, "transport", json_string(s->transport == 1 ? "copy" : "shm"));

@@ -49,6 +49,11 @@ const cli_option train_options[] = {
     { .name = "freeze", .kind = CLI_LIST, .offset = AT(freeze), .value = "PATTERN", .help = "parameters that stay as they are, by name, as 'h.0.*' ('none', on --resume: train all again)" },
     { .name = "activation-checkpointing", .kind = CLI_FLAG, .offset = AT(activation_checkpointing), .help = "keep of each block its input alone, and compute the rest again in the backward: less memory, a forward more", .of_the_call = true },
     { .name = "mode", .kind = CLI_CHOICE, .offset = AT(mode), .value = "full|grad-op|optimizer|none", .fallback = "full", .help = "what is sharded: all (ZeRO-3), gradients and optimizer (2), optimizer (1), nothing", .of_the_call = true },
+    { .name = "mesh", .kind = CLI_TEXT, .offset = AT(mesh), .value = "RxS", .help = "hybrid: R replicas of what --mode shards, each on S ranks [1 x ranks]", .of_the_call = true },
+    { .name = "reshard-after-forward", .kind = CLI_INT, .offset = AT(reshard_group), .value = "N", .help = "mode full: until the backward, units stay spread over groups of N ranks, not over all of them", .min = 1, .max = 4096, .of_the_call = true },
+    { .name = "param-dtype", .kind = CLI_CHOICE, .offset = AT(param_dtype), .value = "f32|bf16|f16", .fallback = "f32", .help = "what parameters are rounded to before they are gathered; masters stay f32, and evaluations and files see these" },
+    { .name = "reduce-dtype", .kind = CLI_CHOICE, .offset = AT(reduce_dtype), .value = "f32|bf16|f16", .fallback = "f32", .help = "what the gradient of a micro-batch is rounded to before it is sent; sums stay f32" },
+    { .name = "offload", .kind = CLI_TEXT, .offset = AT(offload), .value = "params,grads,optim", .help = "keep slices, all three of them, in the host's memory, where --device is not the host", .of_the_call = true },
     { .name = "prefetch", .kind = CLI_INT, .offset = AT(prefetch), .value = "N", .fallback = "1", .help = "units gathered ahead", .min = 0, .max = 64, .of_the_call = true },
     { .name = "transport", .kind = CLI_CHOICE, .offset = AT(transport), .value = "shm|copy", .fallback = "shm", .help = "shared memory, or (for tests) copies as over a network", .of_the_call = true },
     { .name = "device", .kind = CLI_CHOICE, .offset = AT(device), .value = "cpu|guard", .fallback = "cpu", .help = "guard: a test device that runs late and that the host may not touch", .of_the_call = true },
@@ -178,6 +183,51 @@ static int64_t largest_divisor(int64_t of, int64_t most)
     return d > 0 ? d : 1;
 }
 
+/* --mesh RxS says how many ranks there are, where --ranks does not. */
+static int read_mesh(train_run *run)
+{
+    train_settings *s = &run->s;
+    if (s->mesh == NULL) return 0;
+    long long r = 0, n = 0;
+    char more;
+    if (sscanf(s->mesh, "%lldx%lld%c", &r, &n, &more) != 2 || r < 1 || n < 1 || r > 4096 || n > 4096)
+        return cli_usage("train: --mesh %s: give it as replicas x shards, such as 2x4", s->mesh);
+    if (s->mode == FSDP_MODE_NONE && n > 1) return cli_usage("train: --mesh %s asks for %lld shards, but --mode none shards nothing: leave one out", s->mesh, n);
+    if (s->ranks == 0) s->ranks = r * n;
+    if (s->ranks != r * n) return cli_usage("train: --mesh %s is for %lld x %lld = %lld ranks, and --ranks is %lld", s->mesh, r, n, r * n, (long long)s->ranks);
+    run->shards = (int)n;
+    return 0;
+}
+
+static int check_group(const train_run *run)
+{
+    const train_settings *s = &run->s;
+    long long n = s->reshard_group, shards = run->shards > 0 ? run->shards : s->ranks;
+    if (n == 0) return 0;
+    if (s->mode != FSDP_MODE_FULL) return cli_usage("train: --reshard-after-forward %lld is for --mode full: the others reshard nothing after a forward", n);
+    if (shards % n != 0) return cli_usage("train: --reshard-after-forward %lld: %lld ranks share a copy, and groups of %lld do not divide them", n, shards, n);
+    return 0;
+}
+
+/* A slice's parameters, gradients and optimizer state are kept together. */
+static int check_offload(const train_settings *s)
+{
+    if (s->offload == NULL) return 0;
+    static const char *const parts[] = { "params", "grads", "optim" };
+    char list[64];
+    int named = 0;
+    snprintf(list, sizeof(list), "%s", s->offload);
+    for (char *rest = list, *part; (part = strsep(&rest, ",")) != NULL;) {
+        int k = 0;
+        while (k < 3 && strcmp(part, parts[k]) != 0) k++;
+        if (k == 3) return cli_usage("train: --offload %s: \"%s\" is none of params, grads, optim", s->offload, part);
+        named |= 1 << k;
+    }
+    if (named != 7) return cli_usage("train: --offload %s: what is kept of a slice is kept in one place: give params,grads,optim, or leave it out", s->offload);
+    if (s->device == 0) return cli_usage("train: --offload has no effect with --device cpu, which computes in the host's memory: leave it out");
+    return 0;
+}
+
 static int fill_in(train_run *run)
 {
     train_settings *s = &run->s;
@@ -186,10 +236,15 @@ static int fill_in(train_run *run)
     if (s->batch % s->micro_batch != 0) return cli_usage("train: --batch %lld is no multiple of --micro-batch %lld", (long long)s->batch, (long long)s->micro_batch);
     run->leaves = s->batch / s->micro_batch;
     int64_t cpus = fsdp_cpus_allowed();
+    int code = read_mesh(run);
+    if (code == 0) code = check_offload(s);
+    if (code != 0) return code;
     if (s->ranks == 0) s->ranks = largest_divisor(run->leaves, s->threads > 0 ? (cpus / s->threads > 0 ? cpus / s->threads : 1) : cpus);
     if (run->leaves % s->ranks != 0)
         return cli_usage("train: a step has %lld micro-batches (--batch %lld / --micro-batch %lld), which %lld ranks do not divide: choose --ranks or --micro-batch so that they do",
                          (long long)run->leaves, (long long)s->batch, (long long)s->micro_batch, (long long)s->ranks);
+    code = check_group(run);
+    if (code != 0) return code;
     if (s->threads == 0) s->threads = cpus / s->ranks > 0 ? cpus / s->ranks : 1;
     if (!is_set(run, "warmup") && run->saved == NULL) s->warmup = s->steps / 20;
     if (!is_set(run, "min-lr") && (run->saved == NULL || is_set(run, "lr"))) s->min_lr = s->schedule == FSDP_SCHEDULE_CONSTANT ? s->lr : s->lr / 10;

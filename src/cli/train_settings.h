@@ -10,13 +10,13 @@
 
 typedef struct train_settings {
     cli_given given;
-    const char *model, *out, *resume, *init;
+    const char *model, *out, *resume, *init, *mesh, *offload;
     cli_list data, val, freeze;
     double val_fraction;
     int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, dropout;
-    int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch;
-    int schedule, accumulate, mode, transport, device;
+    int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch, reshard_group;
+    int schedule, accumulate, mode, transport, device, param_dtype, reduce_dtype;
     bool no_progress, quiet, activation_checkpointing;
 } train_settings;
 
@@ -29,6 +29,7 @@ typedef struct train_run {
     fsdp_model *model;
     fsdp_dataset *train, *val; /* val NULL: no evaluation */
     fsdp_sampler sampler;
+    int shards;                /* of --mesh; 0: all ranks */
     int64_t leaves;            /* micro-batches of a step, over all ranks */
     char checkpoint[4400];     /* to resume from; "": none */
     int64_t first_step;        /* steps done before */

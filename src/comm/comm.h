@@ -43,6 +43,7 @@
     X(FSDPI_OP_KEEP, "gradient without sync")                                                               \
     X(FSDPI_OP_SEND, "sending of gradients without sync")                                                   \
     X(FSDPI_OP_PASS_SYNC, "choice of sync for a pass")                                                      \
+    X(FSDPI_OP_NEAR, "keeping of parameters near")                                                          \
     X(FSDPI_OP_SUMMON, "summon")                                                                            \
     X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
     X(FSDPI_OP_SUMMON_CANCEL, "cancellation of a summon")                                                   \

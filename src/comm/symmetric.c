@@ -70,6 +70,7 @@ fsdp_status fsdpi_launch_set(fsdp_stream *s, fsdpi_counter *c, uint32_t value)
 typedef struct wait_args {
     fsdp_comm *comm;
     fsdpi_counter *counter; /* of rank 0 */
+    fsdpi_group group;
     int only;
     uint32_t value;
     uint64_t made;
@@ -81,8 +82,9 @@ static fsdp_status k_wait(const fsdp_kernel *k, const void *args)
 {
     (void)k;
     const wait_args *a = args;
-    int first = a->only >= 0 ? a->only : 0, last = a->only >= 0 ? a->only : a->comm->size - 1;
-    for (int r = first; r <= last; r++) {
+    int first = a->only >= 0 ? a->only : 0, last = a->only >= 0 ? a->only : a->group.size - 1;
+    for (int m = first; m <= last; m++) {
+        int r = fsdpi_group_rank(&a->group, a->comm->rank, m);
         if (fsdpi_counter_reached(&a->counter[r], a->value)) continue;
         char what[128];
         snprintf(what, sizeof(what), "%s of \"%s\"", a->doing, a->name);
@@ -91,11 +93,12 @@ static fsdp_status k_wait(const fsdp_kernel *k, const void *args)
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_launch_wait(fsdp_stream *s, const fsdpi_region *r, bool second, int only, uint32_t value,
+fsdp_status fsdpi_launch_wait(fsdp_stream *s, const fsdpi_region *r, const fsdpi_group *group, bool second, int only, uint32_t value,
                               const char *doing, const char *name)
 {
     wait_args a = { .comm = r->comm,
                     .counter = second ? fsdpi_second_counter(r, 0) : fsdpi_first_counter(r, 0),
+                    .group = *group,
                     .only = only,
                     .value = value,
                     .made = fsdpi_comm_made(r->comm),

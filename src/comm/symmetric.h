@@ -39,8 +39,8 @@ static inline fsdpi_counter *fsdpi_second_counter(const fsdpi_region *r, int ran
 
 /* In stream order: sets this rank's first or second counter. What was written before is fenced. */
 fsdp_status fsdpi_launch_set(fsdp_stream *s, fsdpi_counter *c, uint32_t value);
-/* In stream order: waits for the first, or the second, counters of all ranks, or of rank `only` (>= 0). */
-fsdp_status fsdpi_launch_wait(fsdp_stream *s, const fsdpi_region *r, bool second, int only, uint32_t value,
+/* In stream order: waits for the first, or the second, counters of all ranks of a group, or of member `only` (>= 0). */
+fsdp_status fsdpi_launch_wait(fsdp_stream *s, const fsdpi_region *r, const fsdpi_group *group, bool second, int only, uint32_t value,
                               const char *doing, const char *name);
 
 #endif

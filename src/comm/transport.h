@@ -23,6 +23,32 @@
 #include "comm/comm.h"
 #include "device/device.h"
 
+/* Which ranks share a flat: `size` ranks of the communicator that lie `stride` apart, this one among them. All of the
+ * communicator's ranks are in such groups, which make their flats together. A mesh of R x S ranks, rank = r S + s, has
+ * groups {S, 1}, which shard, and groups {R, S}, which hold replicas. */
+typedef struct fsdpi_group {
+    int size, stride;
+} fsdpi_group;
+
+static inline int fsdpi_group_member(const fsdpi_group *g, int rank)
+{
+    return rank / g->stride % g->size;
+}
+/* The rank of the communicator that is member m of rank's group. */
+static inline int fsdpi_group_rank(const fsdpi_group *g, int rank, int m)
+{
+    return rank + (m - fsdpi_group_member(g, rank)) * g->stride;
+}
+/* Which of the communicator's groups it is. */
+static inline int fsdpi_group_index(const fsdpi_group *g, int rank)
+{
+    return rank / (g->size * g->stride) * g->stride + rank % g->stride;
+}
+static inline fsdpi_group fsdpi_group_all(const fsdp_comm *comm)
+{
+    return (fsdpi_group){ comm->size, 1 };
+}
+
 typedef struct fsdpi_flat fsdpi_flat;
 typedef struct fsdpi_window fsdpi_window;
 
@@ -36,10 +62,12 @@ typedef struct fsdpi_transport_ops {
 
     /* ---- flat; `dev` is where slices are written and whole parameters are read ---- */
 
-    /* Collective; required. edges[0..size]: bytes; rank r owns [edges[r], edges[r + 1]), maybe empty. A rank whose own
+    /* Collective over comm; required. "Every rank" of a flat is every rank of its group. edges[0..group.size]: bytes;
+     * member m owns [edges[m], edges[m + 1]), maybe empty. room: the most that edges[size] is in any group. A rank whose own
      * preparations fail takes part in what is collective, so that the others do not wait (fsdpi_region_create); the
      * caller then lets all ranks agree. */
-    fsdp_status (*flat_create)(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name);
+    fsdp_status (*flat_create)(fsdpi_flat **out, fsdp_comm *comm, fsdpi_group group, fsdp_device *dev, const size_t *edges, size_t room,
+                               const char *name);
     /* Required; accepts NULL. By this rank alone: what is shared goes when the last one has. All work on it has run. */
     void (*flat_destroy)(fsdpi_flat *f);
     /* Required. Where this rank may keep its published slice so that publish() copies nothing; NULL: nowhere. */
@@ -50,7 +78,8 @@ typedef struct fsdpi_transport_ops {
     fsdp_status (*flat_open)(fsdpi_flat *f, uint32_t v, fsdp_stream *s);
     /* Required. slice: this rank's bytes; flat_slice()'s address, or another which is then copied. */
     fsdp_status (*flat_publish)(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s);
-    /* Required. In fsdp_comm_reset, when no rank uses the flat: the slice becomes version 0, which nobody is done with. */
+    /* Required. In fsdp_comm_reset, when no rank uses the flat: the slice becomes version 0, which nobody is done with. NULL:
+     * what lies there does. */
     fsdp_status (*flat_restart)(fsdpi_flat *f, const void *slice, fsdp_stream *s);
     /* Required. Waits for version v of every slice; copies them into `whole` (edges[size] bytes; NULL if zero_copy). */
     fsdp_status (*flat_gather)(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s);

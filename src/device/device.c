@@ -118,7 +118,10 @@ fsdp_status fsdp_stream_sync(fsdp_stream *s)
 
 fsdp_status fsdpi_stream_wait_stream(fsdp_stream *s, fsdp_stream *other)
 {
-    if (s == other || s->dev->ops->wait_stream == NULL) return FSDP_OK;
+    if (s == other) return FSDP_OK;
+    /* Between devices the host waits: no kind of device knows another's events. */
+    if (s->dev != other->dev) return other->dev->ops->async ? other->dev->ops->sync(other) : FSDP_OK;
+    if (s->dev->ops->wait_stream == NULL) return FSDP_OK;
     return s->dev->ops->wait_stream(s, other);
 }
 

@@ -85,6 +85,7 @@ const char *fsdpi_device_names(void);
 /* pool (may be NULL) is borrowed for the stream's life. */
 fsdp_status fsdpi_stream_create(fsdp_stream **out, fsdp_device *dev, fsdpi_pool *pool);
 void fsdpi_stream_destroy(fsdp_stream *s);
+/* Work that comes to s from now on runs after all that is on `other` now. They may be of different devices: then the host waits. */
 fsdp_status fsdpi_stream_wait_stream(fsdp_stream *s, fsdp_stream *other);
 
 /* In a kernel: fn(arg, i, worker) for i in [0, n) on the rank's threads. */

@@ -76,6 +76,11 @@ static fsdp_status make_unit(fsdp_unit **out, collection *c, fsdp_module *m, con
 {
     fsdp_unit_opts uo = { .name = o->name != NULL ? o->name : m->type,
                           .mode = o->mode,
+                          .shards = o->shards,
+                          .reshard_group = o->reshard_group,
+                          .param_dtype = o->param_dtype,
+                          .reduce_dtype = o->reduce_dtype,
+                          .exact_eval = o->exact_eval,
                           .storage_device = o->storage_device,
                           .compute_device = o->compute_device,
                           .prefetch = o->prefetch };

@@ -58,9 +58,9 @@ static fsdp_status init_part(fsdp_optim *o, part *p, fsdp_unit *u, const fsdp_op
     size_t bytes = (size_t)fsdp_unit_slice_numel(u) * sizeof(float);
     for (int k = 0; k < o->states; k++) {
         void *s;
-        FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, bytes, &s));
+        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, bytes, &s));
         p->state[k] = s;
-        FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, s, 0, bytes));
+        FSDP_TRY(fsdpi_stream_fill(u->store->compute, s, 0, bytes));
     }
     return init_groups(o, p, groups, count);
 }
@@ -295,7 +295,7 @@ static fsdp_status update_part(fsdp_optim *o, part *p, float scale)
                                              .step_size = (float)((double)lr / bias1),
                                              .inv_sqrt_bias2 = (float)(1.0 / sqrt(bias2)),
                                              .eps = o->eps };
-        FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(p->unit), k_update, &a, sizeof(a)));
+        FSDP_TRY(fsdp_stream_launch(fsdp_unit_storage_stream(p->unit), k_update, &a, sizeof(a)));
     }
     return FSDP_OK;
 }

@@ -44,8 +44,9 @@ static fsdp_status hash_part(const fsdpi_values *v, int param, int64_t first, in
     *out = 0;
     if (first >= last) return FSDP_OK;
     if (v->flat != NULL) {
-        FSDP_TRY(fsdp_stream_launch(u->ctx->compute, k_hash, &(hash_args){ v->flat + (at + first - v->from), last - first, out }, sizeof(hash_args)));
-        return fsdp_stream_sync(u->ctx->compute);
+        FSDP_TRY(fsdpi_between_begin(u, false));
+        FSDP_TRY(fsdp_stream_launch(fsdpi_between(u, false), k_hash, &(hash_args){ v->flat + (at + first - v->from), last - first, out }, sizeof(hash_args)));
+        return fsdp_stream_sync(fsdpi_between(u, false));
     }
     const float *host = v->param[param];
     *out = hash_host(host != NULL ? host + first : NULL, last - first);
@@ -71,8 +72,8 @@ static fsdp_status value_of(const fsdpi_values *v, int param, int64_t element, f
         *out = v->param[param] != NULL ? v->param[param][element] : 0;
         return FSDP_OK;
     }
-    FSDP_TRY(fsdp_stream_copy(u->ctx->compute, out, v->flat + (u->layout.at[param] + element - v->from), sizeof(float)));
-    return fsdp_stream_sync(u->ctx->compute);
+    FSDP_TRY(fsdpi_between_copy(u, out, v->flat + (u->layout.at[param] + element - v->from), sizeof(float)));
+    return fsdp_stream_sync(fsdpi_between(u, false));
 }
 
 /* ---- between ranks ---- */

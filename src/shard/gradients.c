@@ -25,8 +25,8 @@ static fsdpi_segment part_of(const fsdp_unit *u, int i, int64_t lo, int64_t hi)
 
 static fsdp_status read_device(fsdp_unit *u, float *out, const float *from, int64_t numel)
 {
-    FSDP_TRY(fsdp_stream_copy(u->ctx->compute, out, from, (size_t)numel * sizeof(float)));
-    return fsdp_stream_sync(u->ctx->compute);
+    FSDP_TRY(fsdpi_between_copy(u, out, from, (size_t)numel * sizeof(float)));
+    return fsdp_stream_sync(fsdpi_between(u, false));
 }
 
 /* ---- pending ---- */
@@ -66,12 +66,19 @@ fsdp_status fsdp_unit_read_pending(fsdp_unit *u, int i, fsdp_pending which, int6
     if (offset != NULL) *offset = g.offset;
     if (numel != NULL) *numel = g.numel;
     if (out == NULL || g.numel == 0) return FSDP_OK;
-    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->store->compute, u->store->comm));
     if (own) return add_rounds(u, u->unsent, u->unsent_rounds, g.at, g.numel, out);
     return add_rounds(u, u->acc, u->rounds, g.at - u->lo, g.numel, out);
 }
 
 /* ---- in a step ---- */
+
+/* What rank r reduces of it. */
+static fsdpi_segment part_of_rank(const fsdp_unit *u, int i, int r)
+{
+    const int64_t *edge = &u->layout.edge[fsdpi_unit_piece(u, r)];
+    return part_of(u, i, edge[0], edge[1]);
+}
 
 /* Each rank's part, the longest deciding how much all tell. */
 static fsdp_status exchange_parts(fsdp_unit *u, int i, float *out)
@@ -79,17 +86,17 @@ static fsdp_status exchange_parts(fsdp_unit *u, int i, float *out)
     fsdp_comm *comm = u->rt->comm;
     int64_t most = 0;
     for (int r = 0; r < comm->size; r++) {
-        int64_t n = part_of(u, i, u->layout.edge[r], u->layout.edge[r + 1]).numel;
+        int64_t n = part_of_rank(u, i, r).numel;
         most = n > most ? n : most;
     }
     float *mem = fsdpi_calloc((size_t)(comm->size + 1) * (size_t)most, sizeof(*mem));
     fsdp_status st = mem != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "unit \"%s\": no memory to read a gradient", u->name);
     fsdpi_segment g = part_of(u, i, u->lo, u->hi);
-    if (st == FSDP_OK && g.numel > 0) st = read_device(u, mem, u->step_grad + (g.at - u->lo), g.numel);
+    if (st == FSDP_OK && g.numel > 0) st = read_device(u, mem, u->step_grad + (g.at - u->keep_lo), g.numel);
     st = fsdp_comm_agree(comm, st);
     if (st == FSDP_OK && most > 0) st = fsdpi_comm_exchange(comm, FSDPI_OP_READ_GRAD, u->name, mem, (size_t)most * sizeof(float), mem + most);
     for (int r = 0; r < comm->size && st == FSDP_OK && out != NULL; r++) {
-        g = part_of(u, i, u->layout.edge[r], u->layout.edge[r + 1]);
+        g = part_of_rank(u, i, r);
         if (g.numel > 0) memcpy(out + g.offset, mem + most * (r + 1), (size_t)g.numel * sizeof(float));
     }
     fsdpi_free(mem);
@@ -103,7 +110,7 @@ fsdp_status fsdp_unit_read_grad(fsdp_unit *u, int i, float *out)
     FSDP_FAIL_IF(u->frozen[i], FSDP_ERR_STATE, "fsdp_unit_read_grad: unit \"%s\": parameter \"%s\" is frozen, it has no gradient: ask fsdp_unit_frozen() first", u->name,
                  u->layout.param[i].name);
     FSDP_FAIL_IF(u->step_grad == NULL, FSDP_ERR_STATE, "fsdp_unit_read_grad: unit \"%s\" has no gradients in this step: ask fsdp_slice.grad first", u->name);
-    if (u->mode != FSDP_MODE_NONE) return exchange_parts(u, i, out);
+    if (u->shards.size > 1) return exchange_parts(u, i, out);
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_READ_GRAD, u->name, (uint64_t)u->layout.numel[i] * sizeof(float)));
     return out != NULL && u->layout.numel[i] > 0 ? read_device(u, out, u->step_grad + u->layout.at[i], u->layout.numel[i]) : FSDP_OK;
 }

@@ -74,9 +74,16 @@ static fsdp_status use(follower *f, const fsdpi_tag *t)
         FSDP_FAIL_IF(u->gradient != FSDPI_GRAD_OPEN, FSDP_ERR_STATE, "fsdp_pass_join: unit \"%s\": rank %d posts a gradient that is not open here", u->name, f->leader);
         return fsdpi_grad_post(u);
     }
+    if (t->op == FSDPI_OP_NEAR) { /* this rank keeps a part too: it has to have it */
+        FSDP_TRY(fsdpi_unit_hold_in(u, pass));
+        FSDP_TRY(fsdpi_near_keep(u));
+        u->checked_residency = u->residency; /* whole, and given up again, in one call */
+        return fsdpi_unit_release(u, false);
+    }
     fsdpi_use *unused;
     FSDP_TRY(fsdpi_pass_use(pass, u, &unused));
     FSDP_TRY(fsdpi_unit_tag(u, (fsdpi_op)t->op));
+    if (fsdpi_pass_is_exact(pass, u)) FSDP_TRY(fsdpi_unit_offer_exact(u));
     return t->op == FSDPI_OP_BACKWARD ? fsdpi_grad_open(u, pass) : FSDP_OK;
 }
 
@@ -90,7 +97,8 @@ static fsdp_status follow(follower *f, const fsdpi_tag *t)
     case FSDPI_OP_RECOMPUTE:
     case FSDPI_OP_BACKWARD:
     case FSDPI_OP_REDUCE:
-    case FSDPI_OP_KEEP: return use(f, t);
+    case FSDPI_OP_KEEP:
+    case FSDPI_OP_NEAR: return use(f, t);
     case FSDPI_OP_PASS_SYNC:
         if (f->open[FSDP_PASS_TRAIN] != NULL) return fsdp_pass_set_sync(f->open[FSDP_PASS_TRAIN], strcmp(t->name, "on") == 0);
         break;

@@ -68,7 +68,7 @@ static bool pass_is_open(const fsdpi_runtime *rt, const fsdp_pass *pass)
 
 static bool is_current(const fsdp_unit *u)
 {
-    return u->mode == FSDP_MODE_NONE || u->whole_version == u->version;
+    return u->flat == NULL || u->whole_version == u->version;
 }
 
 static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const fsdp_pass *pass)
@@ -94,7 +94,7 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
     case FSDPI_NO_OTHER_PENDING: return u->pass == NULL || u->pass == pass;
     case FSDPI_READABLE:
         /* In a step owners write; in mode none everything is this rank's own. */
-        if (u->in_step && u->mode != FSDP_MODE_NONE) return false;
+        if (u->in_step && u->flat != NULL) return false;
         return u->residency == FSDPI_WHOLE || (u->residency == FSDPI_KEPT && is_current(u));
     case FSDPI_NO_GRADIENTS: return !fsdpi_unit_has_gradients(u);
     case FSDPI_WRITEBACK_OR_OUTER: return u->summons == 0 || u->writeback;
@@ -159,7 +159,7 @@ void fsdpi_unit_dump(const fsdp_unit *u)
             "  version %u, whole %p at version %u, holders %d, summons %d, window %p, master %p%s\n",
             u->name, u->layout.count, (long long)u->layout.total, (long long)u->lo, (long long)u->hi, fsdp_unit_state(u),
             u->version, (void *)u->whole, u->whole_version, u->holders, u->summons, (void *)u->window, (void *)u->master,
-            u->master_is_published ? " (published)" : "");
+            u->published == NULL ? " (published)" : "");
     for (int k = 0; k < u->rounds; k++)
         fprintf(stderr, "  accumulator %d: now %p%s, next %p%s\n", k, (void *)u->acc[k].now, u->acc[k].has ? " (has)" : "",
                 (void *)u->acc[k].next, u->acc[k].pending ? " (pending)" : "");

@@ -86,7 +86,7 @@ fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
     if (!u->all_set && pass->kind == FSDP_PASS_TRAIN) fsdpi_unit_warn_unset(u);
     FSDP_TRY(fsdpi_pass_use(pass, u, &use));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_FORWARD));
-    FSDP_TRY(fsdpi_unit_hold(u));
+    FSDP_TRY(fsdpi_unit_hold_in(u, pass));
     if (use->forward_open++ == 0) use->was_root = pass->active == 0;
     pass->active++;
     fsdpi_prefetch(pass, u, false);
@@ -103,6 +103,7 @@ fsdp_status fsdp_unit_end_forward(fsdp_unit *u, fsdp_pass *pass)
     pass->active--;
     /* The root's backward comes right after its forward: resharding it would gather it twice. */
     bool keep = pass->kind == FSDP_PASS_TRAIN && (u->mode == FSDP_MODE_GRAD_OP || use->was_root);
+    if (pass->kind == FSDP_PASS_TRAIN && !keep && u->holders == 1) FSDP_TRY(fsdpi_near_keep(u));
     FSDP_TRY(fsdpi_unit_release(u, keep));
     fsdpi_unit_check(u);
     return FSDP_OK;
@@ -113,7 +114,7 @@ fsdp_status fsdp_unit_begin_recompute(fsdp_unit *u, fsdp_pass *pass)
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_RECOMPUTE, pass));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_RECOMPUTE));
-    FSDP_TRY(fsdpi_unit_hold(u));
+    FSDP_TRY(fsdpi_unit_hold_in(u, pass));
     use->recompute_open++;
     pass->active++;
     fsdpi_prefetch(pass, u, false);
@@ -137,7 +138,7 @@ fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
     fsdpi_use *use = fsdpi_pass_find(pass, u);
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_BACKWARD));
     FSDP_TRY(fsdpi_grad_open(u, pass));
-    FSDP_TRY(fsdpi_unit_hold(u));
+    FSDP_TRY(fsdpi_unit_hold_in(u, pass));
     use->backward_open = true;
     pass->active++;
     fsdpi_prefetch(pass, u, true);

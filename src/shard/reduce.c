@@ -13,6 +13,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/convert.h"
 #include "base/error.h"
 #include "shard/kernels.h"
 #include "shard/pass.h"
@@ -23,32 +24,53 @@ typedef struct sum_args {
     fsdp_comm *comm;
     float *out;
     const float *base;
-    const float *x[FSDPI_SUM_MOST];
+    const void *x[FSDPI_SUM_MOST];
+    fsdp_dtype dtype; /* of x */
     int n;
     int64_t numel;
 } sum_args;
 
-enum { SUM_PIECE = 1 << 16 };
+enum { SUM_PIECE = 1 << 16, WIDEN_PIECE = 1024 };
 
 typedef struct sum_job {
+    fsdpi_isa isa;
     const fsdpi_shard_kernels *kernels;
     sum_args a; /* addresses usable here */
 } sum_job;
+
+/* The same sums of terms that are widened, a little at a time, on the way. */
+static void sum_narrow(const sum_job *j, int64_t from, int64_t numel)
+{
+    float wide[FSDPI_SUM_MOST][WIDEN_PIECE];
+    const float *x[FSDPI_SUM_MOST];
+    for (int64_t at = from; at < from + numel; at += WIDEN_PIECE) {
+        int64_t n = from + numel - at < WIDEN_PIECE ? from + numel - at : WIDEN_PIECE;
+        for (int k = 0; k < j->a.n; k++) {
+            fsdpi_convert_to_f32(j->isa, j->a.dtype, wide[k], (const char *)j->a.x[k] + (size_t)at * fsdp_dtype_bytes(j->a.dtype), (size_t)n);
+            x[k] = wide[k];
+        }
+        j->kernels->sum(j->a.out + at, j->a.base != NULL ? j->a.base + at : NULL, x, j->a.n, (size_t)n, false);
+    }
+}
 
 static void sum_piece(void *arg, int64_t i, int worker)
 {
     (void)worker;
     const sum_job *j = arg;
     int64_t at = i * SUM_PIECE, n = j->a.numel - at < SUM_PIECE ? j->a.numel - at : SUM_PIECE;
+    if (j->a.dtype != FSDP_F32) {
+        sum_narrow(j, at, n);
+        return;
+    }
     const float *x[FSDPI_SUM_MOST];
-    for (int k = 0; k < j->a.n; k++) x[k] = j->a.x[k] + at;
+    for (int k = 0; k < j->a.n; k++) x[k] = (const float *)j->a.x[k] + at;
     /* Sums are not read again before the step: large slices need not push out what is in the cache. */
     j->kernels->sum(j->a.out + at, j->a.base != NULL ? j->a.base + at : NULL, x, j->a.n, (size_t)n, j->a.numel >= SUM_PIECE);
 }
 
 static fsdp_status k_sum(const fsdp_kernel *k, const void *args)
 {
-    sum_job j = { .kernels = fsdpi_shard_kernels_get(k->isa), .a = *(const sum_args *)args };
+    sum_job j = { .isa = k->isa, .kernels = fsdpi_shard_kernels_get(k->isa), .a = *(const sum_args *)args };
     int64_t start = fsdpi_now_ns();
     j.a.out = fsdp_kernel_ptr(k, j.a.out);
     j.a.base = fsdp_kernel_ptr(k, j.a.base);
@@ -85,6 +107,16 @@ float *fsdp_unit_grad(fsdp_unit *u, int i, float *beta)
     return fsdpi_grad_place(u) + u->layout.at[i];
 }
 
+fsdp_status fsdpi_window_fill(fsdp_unit *u, fsdpi_pooled *w, const float *from)
+{
+    void *window = u->rt->comm->transport->window_buffer(w->window);
+    fsdp_stream *s = fsdpi_between(u, false);
+    FSDP_TRY(fsdpi_between_begin(u, false));
+    if (u->reduce_dtype == FSDP_F32) FSDP_TRY(fsdp_stream_copy(s, window, from, fsdpi_unit_window_bytes(u)));
+    else FSDP_TRY(fsdpi_launch_narrow(s, window, u->reduce_dtype, from, u->layout.total));
+    return fsdpi_between_end(u, false);
+}
+
 fsdp_status fsdpi_grad_post(fsdp_unit *u)
 {
     fsdpi_use *use = fsdpi_pass_find(u->pass, u);
@@ -95,6 +127,11 @@ fsdp_status fsdpi_grad_post(fsdp_unit *u)
             FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, fsdpi_grad_place(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float)));
     FSDP_TRY(sends ? fsdpi_unsent_join(u, use->rounds) : fsdpi_unsent_keep(u, use->rounds));
     fsdpi_pooled *w = u->window;
+    if (sends && u->block != NULL) {
+        FSDP_TRY(fsdpi_window_fill(u, w, u->block));
+        fsdpi_arena_free(u->ctx->arena, u->block);
+        u->block = NULL;
+    }
     u->window = NULL;
     u->gradient = FSDPI_GRAD_PENDING;
     return sends ? fsdpi_window_send(u, w, use->rounds++) : (use->rounds++, FSDP_OK);
@@ -103,9 +140,9 @@ fsdp_status fsdpi_grad_post(fsdp_unit *u)
 fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round)
 {
     fsdpi_runtime *rt = u->rt;
-    size_t bytes = (size_t)u->layout.total * sizeof(float);
-    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
-    FSDP_TRY(rt->comm->transport->window_post(w->window, w->uses, bytes, u->ctx->comm));
+    size_t bytes = fsdpi_unit_window_bytes(u);
+    FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute));
+    FSDP_TRY(rt->comm->transport->window_post(w->window, w->uses, bytes, u->store->comm));
     if (rt->comm->size > 1) rt->comm->stats.reduces++;
     w->unit = u;
     w->round = round;
@@ -116,7 +153,7 @@ fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round)
     rt->owed_last = &w->next_owed;
     w->held = false;
     w->posted = ++rt->posts;
-    return fsdpi_reduce_owed(rt, u->ctx->dev->ops->async); /* on a queue, waiting costs the host nothing */
+    return fsdpi_reduce_owed(rt, u->store->dev->ops->async); /* on a queue, waiting costs the host nothing */
 }
 
 /* ---- the slice of this rank ---- */
@@ -138,7 +175,7 @@ static fsdp_status accumulator(fsdp_unit *u, int round, fsdpi_accumulator **out)
     }
     if (a->next == NULL) {
         void *p;
-        FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &p));
+        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &p));
         a->next = p;
     }
     *out = a;
@@ -150,15 +187,16 @@ fsdp_status fsdpi_sum_launch(fsdp_unit *u, fsdp_stream *s, float *out, const flo
     return fsdp_stream_launch(s, k_sum, &(sum_args){ .comm = u->rt->comm, .out = out, .base = base, .x = { x }, .n = 1, .numel = numel }, sizeof(sum_args));
 }
 
-/* Over the parts of the slice that have gradients. out, base: accumulators; x: from the first such element on. */
-static fsdp_status launch_sum(fsdp_unit *u, float *out, const float *base, const float *const *x, int n)
+/* Over the parts of the slice that have gradients. out, base: accumulators; x: from the first such element on, in `dtype`. */
+static fsdp_status launch_sum(fsdp_unit *u, float *out, const float *base, const void *const *x, fsdp_dtype dtype, int n)
 {
     for (int r = 0; r < u->live_count; r++) {
         const fsdpi_range *g = &u->live[r];
-        int64_t at = g->from - u->lo, in = g->from - u->live[0].from;
-        sum_args a = { .comm = u->rt->comm, .out = out + at, .base = base != NULL ? base + at : NULL, .n = n, .numel = g->to - g->from };
-        for (int k = 0; k < n; k++) a.x[k] = x[k] + in;
-        FSDP_TRY(fsdp_stream_launch(u->ctx->comm, k_sum, &a, sizeof(a)));
+        int64_t at = g->from - u->lo;
+        size_t in = (size_t)(g->from - u->live[0].from) * fsdp_dtype_bytes(dtype);
+        sum_args a = { .comm = u->rt->comm, .out = out + at, .base = base != NULL ? base + at : NULL, .dtype = dtype, .n = n, .numel = g->to - g->from };
+        for (int k = 0; k < n; k++) a.x[k] = (const char *)x[k] + in;
+        FSDP_TRY(fsdp_stream_launch(u->store->comm, k_sum, &a, sizeof(a)));
     }
     return FSDP_OK;
 }
@@ -170,15 +208,16 @@ static fsdp_status add_windows(const fsdpi_pooled *o)
     const fsdpi_transport_ops *t = u->rt->comm->transport;
     fsdpi_accumulator *a;
     FSDP_TRY(accumulator(u, o->round, &a));
-    const float *base = a->has ? a->now : NULL, *x[FSDPI_SUM_MOST];
-    size_t lo = (size_t)u->live[0].from * sizeof(float), hi = (size_t)u->live[u->live_count - 1].to * sizeof(float);
+    const float *base = a->has ? a->now : NULL;
+    const void *x[FSDPI_SUM_MOST];
+    size_t element = fsdp_dtype_bytes(u->reduce_dtype), lo = (size_t)u->live[0].from * element, hi = (size_t)u->live[u->live_count - 1].to * element;
     int most = t->zero_copy ? FSDPI_SUM_MOST : 1;
     for (int r = 0, n = 0; r < u->rt->comm->size; r++) {
         const void *p;
-        FSDP_TRY(t->window_peer(o->window, o->uses, r, lo, hi, u->name, u->ctx->comm, &p));
+        FSDP_TRY(t->window_peer(o->window, o->uses, r, lo, hi, u->name, u->store->comm, &p));
         x[n++] = p;
         if (n < most && r < u->rt->comm->size - 1) continue;
-        FSDP_TRY(launch_sum(u, a->next, base, x, n));
+        FSDP_TRY(launch_sum(u, a->next, base, x, u->reduce_dtype, n));
         base = a->next;
         n = 0;
     }
@@ -225,13 +264,13 @@ static fsdp_status reduce_until(fsdpi_runtime *rt, const fsdpi_pooled *window)
 fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out)
 {
     fsdpi_pooled *w;
-    size_t bytes = (size_t)u->layout.total * sizeof(float);
+    size_t bytes = fsdpi_unit_window_bytes(u);
     FSDP_TRY(fsdpi_reduce_owed(u->rt, false));
-    FSDP_TRY(fsdpi_window_find(&w, u->rt, u->ctx, bytes));
+    FSDP_TRY(fsdpi_window_find(&w, u->rt, u->store, bytes));
     /* The window's last use may be among what this rank owes, and others may wait for that. */
     FSDP_TRY(reduce_until(u->rt, w));
-    FSDP_TRY(u->rt->comm->transport->window_acquire(w->window, w->uses + 1, u->name, u->ctx->comm));
-    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+    FSDP_TRY(u->rt->comm->transport->window_acquire(w->window, w->uses + 1, u->name, u->store->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->store->compute, u->store->comm)); /* it is written from there, or by way of it */
     w->held = true;
     w->uses++;
     *out = w;
@@ -241,7 +280,14 @@ fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out)
 fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
 {
     if (u->gradient == FSDPI_GRAD_OPEN || !fsdpi_unit_trains(u)) return FSDP_OK;
-    FSDP_TRY(pass->unsynced ? fsdpi_unsent_open(u) : fsdpi_window_take(u, &u->window));
+    bool direct = u->reduce_dtype == FSDP_F32 && !fsdpi_unit_is_apart(u); /* backward can write to the window */
+    if (pass->unsynced || !direct) FSDP_TRY(fsdpi_unsent_open(u));
+    fsdp_status st = pass->unsynced ? FSDP_OK : fsdpi_window_take(u, &u->window);
+    if (st != FSDP_OK) {
+        fsdpi_arena_free(u->ctx->arena, u->block);
+        u->block = NULL;
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
     memset(u->touched, 0, (size_t)u->layout.count * sizeof(*u->touched));
     u->gradient = FSDPI_GRAD_OPEN;
     u->pass = pass;
@@ -291,8 +337,8 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u)
         fsdpi_accumulator *a = &u->acc[0], *b = &u->acc[k];
         if (!b->has) continue;
         if (a->has && u->live_count > 0) {
-            const float *x = b->now + (u->live[0].from - u->lo);
-            FSDP_TRY(launch_sum(u, a->now, a->now, &x, 1));
+            const void *x = b->now + (u->live[0].from - u->lo);
+            FSDP_TRY(launch_sum(u, a->now, a->now, &x, FSDP_F32, 1));
         } else if (!a->has) {
             float *t = a->now;
             a->now = b->now;
@@ -301,7 +347,7 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u)
         }
         b->has = false;
     }
-    return fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
+    return fsdpi_stream_wait_stream(u->store->compute, u->store->comm);
 }
 
 fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out)
@@ -310,9 +356,9 @@ fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out)
     size_t bytes = (size_t)fsdpi_unit_slice(u) * sizeof(float);
     for (int k = 0; k < u->rounds && bytes > 0; k++) {
         if (!u->acc[k].has || u->live_count == 0) continue;
-        const float *x = u->acc[k].now + (u->live[0].from - u->lo);
-        if (base == NULL) FSDP_TRY(fsdp_stream_copy(u->ctx->comm, out, u->acc[k].now, bytes));
-        else FSDP_TRY(launch_sum(u, out, out, &x, 1));
+        const void *x = u->acc[k].now + (u->live[0].from - u->lo);
+        if (base == NULL) FSDP_TRY(fsdp_stream_copy(u->store->comm, out, u->acc[k].now, bytes));
+        else FSDP_TRY(launch_sum(u, out, out, &x, FSDP_F32, 1));
         base = out;
     }
     return FSDP_OK;

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "shard/pass.h"
+#include "shard/unit.h"
 #include "shard/unit_drop.h"
 
 static void destroy_devctx(fsdpi_devctx *d)
@@ -184,7 +185,7 @@ static int windows_wanted(const fsdpi_runtime *rt, const fsdpi_devctx *ctx, size
 {
     int n = 0;
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following)
-        n += u->ctx == ctx && window_bytes((size_t)u->layout.total * sizeof(float)) == bytes;
+        n += u->store == ctx && window_bytes(fsdpi_unit_window_bytes(u)) == bytes;
     return n < 3 ? n : 3;
 }
 

@@ -11,20 +11,20 @@ static const fsdpi_transport_ops *transport_of(const fsdpi_spread *s)
 fsdp_status fsdpi_spread_open(fsdpi_spread *s, fsdp_unit *u)
 {
     fsdpi_pooled *w;
-    FSDP_TRY(fsdpi_window_find(&w, u->rt, u->ctx, (size_t)u->layout.total * sizeof(float)));
+    FSDP_TRY(fsdpi_window_find(&w, u->rt, u->store, (size_t)u->layout.total * sizeof(float)));
     *s = (fsdpi_spread){ .unit = u, .window = w };
-    FSDP_TRY(transport_of(s)->window_acquire(w->window, w->uses + 1, u->name, u->ctx->comm));
+    FSDP_TRY(transport_of(s)->window_acquire(w->window, w->uses + 1, u->name, u->store->comm));
     w->uses++;
     w->held = true;
     s->buffer = transport_of(s)->window_buffer(w->window);
-    return fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm);
+    return fsdpi_stream_wait_stream(u->store->compute, u->store->comm);
 }
 
 fsdp_status fsdpi_spread_post(fsdpi_spread *s, bool full)
 {
     fsdp_unit *u = s->unit;
-    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
-    FSDP_TRY(transport_of(s)->window_post(s->window->window, s->window->uses, full ? (size_t)u->layout.total * sizeof(float) : 0, u->ctx->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute));
+    FSDP_TRY(transport_of(s)->window_post(s->window->window, s->window->uses, full ? (size_t)u->layout.total * sizeof(float) : 0, u->store->comm));
     s->window->held = false;
     s->window->posted = ++u->rt->posts;
     return FSDP_OK;
@@ -34,13 +34,17 @@ fsdp_status fsdpi_spread_read(fsdpi_spread *s, int r, int64_t from, int64_t to, 
 {
     const void *p;
     if (from >= to) return FSDP_OK;
-    FSDP_TRY(transport_of(s)->window_peer(s->window->window, s->window->uses, r, (size_t)from * sizeof(float), (size_t)to * sizeof(float), s->unit->name,
-                                          s->unit->ctx->comm, &p));
-    return fsdp_stream_copy(s->unit->ctx->comm, out, p, (size_t)(to - from) * sizeof(float));
+    fsdp_stream *stream = fsdpi_between(s->unit, true);
+    FSDP_TRY(fsdpi_between_begin(s->unit, true));
+    FSDP_TRY(transport_of(s)->window_peer(s->window->window, s->window->uses, r, (size_t)from * sizeof(float), (size_t)to * sizeof(float), s->unit->name, stream, &p));
+    FSDP_TRY(fsdp_stream_copy(stream, out, p, (size_t)(to - from) * sizeof(float)));
+    return fsdpi_between_end(s->unit, true);
 }
 
 fsdp_status fsdpi_spread_close(fsdpi_spread *s)
 {
-    FSDP_TRY(transport_of(s)->window_take(s->window->window, s->window->uses, s->unit->ctx->comm));
-    return fsdpi_stream_wait_stream(s->unit->ctx->compute, s->unit->ctx->comm);
+    fsdp_unit *u = s->unit;
+    FSDP_TRY(transport_of(s)->window_take(s->window->window, s->window->uses, u->store->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+    return fsdpi_stream_wait_stream(u->store->compute, u->store->comm);
 }

@@ -14,8 +14,8 @@ static void leave_step(fsdp_unit *u)
 {
     u->in_step = false;
     u->step_grad = NULL;
-    fsdpi_arena_free(u->ctx->arena, u->step_whole);
-    u->step_whole = NULL;
+    fsdpi_arena_free(u->store->arena, u->step_gathered);
+    u->step_gathered = NULL;
 }
 
 static void drop_gradients(fsdp_unit *u)
@@ -27,17 +27,17 @@ static void drop_gradients(fsdp_unit *u)
     u->weights = u->weights_sent = 0;
 }
 
-/* Mode none: the reduced slices of all ranks, whole, for every rank's optimizer. */
+/* Replicas: what each of them has reduced, for all of their optimizers. */
 static fsdp_status gather_gradients(fsdp_unit *u)
 {
     const fsdpi_transport_ops *t = u->rt->comm->transport;
-    void *whole = NULL;
-    if (!t->zero_copy) FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, (size_t)u->layout.total * sizeof(float), &whole));
-    u->step_whole = whole;
-    FSDP_TRY(t->flat_publish(u->grad_flat, ++u->grad_version, u->acc[0].now, u->ctx->comm));
-    FSDP_TRY(t->flat_gather(u->grad_flat, u->grad_version, whole, u->ctx->comm));
-    FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
-    u->step_grad = t->zero_copy ? t->flat_whole(u->grad_flat) : whole;
+    void *all = NULL;
+    if (!t->zero_copy) FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &all));
+    u->step_gathered = all;
+    FSDP_TRY(t->flat_publish(u->replica_flat, ++u->replica_version, u->acc[0].now, u->store->comm));
+    FSDP_TRY(t->flat_gather(u->replica_flat, u->replica_version, all, u->store->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->store->compute, u->store->comm));
+    u->step_grad = t->zero_copy ? t->flat_whole(u->replica_flat) : all;
     return FSDP_OK;
 }
 
@@ -45,7 +45,7 @@ static fsdp_status begin_unit(fsdp_unit *u)
 {
     FSDP_TRY(fsdpi_unit_open(u));
     if (!u->acc[0].has) return FSDP_OK;
-    if (u->mode == FSDP_MODE_NONE) return gather_gradients(u);
+    if (u->replica_flat != NULL) return gather_gradients(u);
     u->step_grad = u->acc[0].now;
     return FSDP_OK;
 }
@@ -114,8 +114,7 @@ fsdp_status fsdp_step_end(fsdp_unit_list units)
         fsdp_unit *u = units.units[i];
         leave_step(u);
         drop_gradients(u);
-        /* Mode none: every rank has computed the same masters from the same gradients. */
-        if (u->mode != FSDP_MODE_NONE) FSDP_TRY(fsdpi_unit_publish(u));
+        FSDP_TRY(fsdpi_unit_publish(u)); /* replicas have computed the same from the same gradients */
         fsdpi_unit_check(u);
     }
     return FSDP_OK;
@@ -190,12 +189,11 @@ _Static_assert(sizeof(norm_part) <= FSDPI_SLOT, "told in one piece");
 static fsdp_status add_unit(fsdp_unit *u, norm_part *part)
 {
     if (u->step_grad == NULL) return FSDP_OK;
-    /* The own slice, in every mode: each element is counted by one rank. */
-    int64_t from = u->mode == FSDP_MODE_NONE ? 0 : u->lo;
+    /* What this rank reduced: each element is counted by one rank. */
     for (int i = 0; i < u->own_count; i++) {
         const fsdpi_segment *g = &u->own[i];
         if (u->frozen[g->param]) continue;
-        FSDP_TRY(fsdp_stream_launch(u->ctx->compute, k_sumsq, &(sumsq_args){ &part->squares, u->step_grad + (g->at - from), g->numel },
+        FSDP_TRY(fsdp_stream_launch(u->store->compute, k_sumsq, &(sumsq_args){ &part->squares, u->step_grad + (g->at - u->keep_lo), g->numel },
                                     sizeof(sumsq_args)));
     }
     return FSDP_OK;

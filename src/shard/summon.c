@@ -87,7 +87,7 @@ static fsdp_status take_params(fsdp_unit *u)
 {
     if (u->summon_absent) return FSDP_OK;
     fsdp_status st = FSDP_OK;
-    FSDP_TRY(fsdpi_unit_hold(u));
+    FSDP_TRY(fsdpi_unit_hold_exact(u));
     if (u->writeback || u->summon.host) {
         st = new_copy(u, &u->summoned);
         if (st == FSDP_OK) st = fsdp_stream_copy(u->ctx->compute, u->summoned, u->whole, whole_bytes(u));
@@ -108,8 +108,10 @@ static fsdp_status take_grads(fsdp_unit *u)
     FSDP_TRY(fsdpi_spread_open(&s, u));
     FSDP_TRY(fsdpi_grad_sum_into(u, s.buffer + u->lo));
     FSDP_TRY(fsdpi_spread_post(&s, true));
-    for (int r = 0; r < u->layout.size && u->summoned_grad != NULL; r++)
-        FSDP_TRY(fsdpi_spread_read(&s, r, u->layout.edge[r], u->layout.edge[r + 1], u->summoned_grad + u->layout.edge[r]));
+    for (int r = 0; r < u->layout.size && u->summoned_grad != NULL; r++) {
+        const int64_t *edge = &u->layout.edge[fsdpi_unit_piece(u, r)];
+        FSDP_TRY(fsdpi_spread_read(&s, r, edge[0], edge[1], u->summoned_grad + edge[0]));
+    }
     FSDP_TRY(fsdpi_spread_close(&s));
     return u->summon.host ? fsdp_stream_sync(u->ctx->compute) : FSDP_OK;
 }
@@ -148,7 +150,7 @@ fsdp_status fsdp_unit_summon_begin(fsdp_unit *u, const fsdp_unit_summon_opts *op
     uint64_t flags = o.writeback | (uint64_t)o.same << 1 | (uint64_t)o.rank0_only << 2 | (uint64_t)o.host << 3 | (uint64_t)o.grads << 4;
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON, u->name, flags));
     if (u->summons > 0) {
-        if (holds(u)) FSDP_TRY(fsdpi_unit_hold(u));
+        if (holds(u)) FSDP_TRY(fsdpi_unit_hold_exact(u));
     } else {
         u->summon = o;
         u->writeback = o.writeback;
@@ -187,7 +189,7 @@ static fsdp_status send_from_0(fsdp_unit *u, const float *written, int64_t from,
 {
     fsdpi_spread s;
     FSDP_TRY(fsdpi_spread_open(&s, u));
-    if (written != NULL) FSDP_TRY(fsdp_stream_copy(u->ctx->compute, s.buffer, written, whole_bytes(u)));
+    if (written != NULL) FSDP_TRY(fsdpi_between_copy(u, s.buffer, written, whole_bytes(u)));
     FSDP_TRY(fsdpi_spread_post(&s, written != NULL));
     FSDP_TRY(fsdpi_spread_read(&s, 0, from, to, out));
     return fsdpi_spread_close(&s);
@@ -195,9 +197,9 @@ static fsdp_status send_from_0(fsdp_unit *u, const float *written, int64_t from,
 
 static fsdp_status write_params(fsdp_unit *u)
 {
-    int64_t kept = fsdpi_unit_kept_from(u);
-    if (u->summon.rank0_only) return send_from_0(u, u->summoned, kept, fsdpi_unit_kept_to(u), u->master);
-    return fsdp_stream_copy(u->ctx->compute, u->master + (u->lo - kept), u->summoned + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float));
+    if (u->summon.rank0_only) return send_from_0(u, u->summoned, u->keep_lo, u->keep_hi, u->master);
+    FSDP_TRY(fsdpi_between_copy(u, u->master + (u->lo - u->keep_lo), u->summoned + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float)));
+    return fsdpi_unit_unify(u);
 }
 
 static fsdp_status write_grads(fsdp_unit *u)
@@ -205,8 +207,8 @@ static fsdp_status write_grads(fsdp_unit *u)
     if (!u->summon.grads || !has_gradients(u)) return FSDP_OK;
     FSDP_TRY(fsdpi_grad_final(u)); /* into one accumulator, which is then written over */
     if (u->summon.rank0_only) FSDP_TRY(send_from_0(u, u->summoned_grad, u->lo, u->hi, u->acc[0].now));
-    else FSDP_TRY(fsdp_stream_copy(u->ctx->compute, u->acc[0].now, u->summoned_grad + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float)));
-    return fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute);
+    else FSDP_TRY(fsdpi_between_copy(u, u->acc[0].now, u->summoned_grad + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float)));
+    return fsdpi_stream_wait_stream(u->store->comm, u->store->compute);
 }
 
 /* The own slice of what was written becomes the master, and is published: on all ranks, or the unit stays summoned. */
@@ -290,11 +292,11 @@ fsdp_status fsdp_unit_read_param(fsdp_unit *u, int i, float *out)
     FSDP_TRY(check_index(u, i, "fsdp_unit_read_param"));
     if (u->summons == 0) FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_BEGIN, NULL));
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON, u->name, 0));
-    FSDP_TRY(fsdpi_unit_hold(u));
+    FSDP_TRY(fsdpi_unit_hold_exact(u));
     u->checked_residency = u->residency; /* whole, and given up again, in one call */
     fsdp_status st = FSDP_OK;
     if (out != NULL && u->layout.numel[i] > 0) {
-        st = fsdp_stream_copy(u->ctx->compute, out, u->whole + u->layout.at[i], (size_t)u->layout.numel[i] * sizeof(float));
+        st = fsdp_stream_copy(u->ctx->compute, out, (const float *)(const float *)u->whole + u->layout.at[i], (size_t)u->layout.numel[i] * sizeof(float));
         if (st == FSDP_OK) st = fsdp_stream_sync(u->ctx->compute);
     }
     fsdp_status end = fsdpi_unit_release(u, false);

@@ -21,50 +21,143 @@ const char *fsdp_mode_name(fsdp_mode mode)
 
 /* ---- create, destroy ---- */
 
+static fsdp_status check_mesh(const fsdp_unit_opts *o, int size)
+{
+    FSDP_FAIL_IF(o->mode == FSDP_MODE_NONE && o->shards > 1, FSDP_ERR_INVALID, "unit \"%s\": mode none shards nothing, but fsdp_unit_opts.shards is %d", o->name, o->shards);
+    FSDP_FAIL_IF(o->shards < 0 || (o->shards > 0 && size % o->shards != 0), FSDP_ERR_INVALID,
+                 "unit \"%s\": %d ranks are no mesh of replicas x %d shards: %d x %d = %d; shards must divide %d", o->name, size, o->shards,
+                 o->shards > 0 ? size / o->shards : 0, o->shards, o->shards > 0 ? size / o->shards * o->shards : 0, size);
+    int shards = o->shards > 0 ? o->shards : size, g = o->reshard_group;
+    FSDP_FAIL_IF(g < 0 || (g > 0 && shards % g != 0), FSDP_ERR_INVALID, "unit \"%s\": fsdp_unit_opts.reshard_group is %d: it must divide the %d shards", o->name, g,
+                 shards);
+    FSDP_FAIL_IF(g > 0 && o->mode != FSDP_MODE_FULL, FSDP_ERR_INVALID, "unit \"%s\": reshard_group is for mode full: mode %s does not reshard after forward",
+                 o->name, fsdp_mode_name(o->mode));
+    return FSDP_OK;
+}
+
+static bool is_float(fsdp_dtype t)
+{
+    return t == FSDP_F32 || t == FSDP_BF16 || t == FSDP_F16;
+}
+
+static fsdp_status check_dtypes(const fsdp_unit_opts *o)
+{
+    FSDP_FAIL_IF(!is_float(o->param_dtype) || !is_float(o->reduce_dtype), FSDP_ERR_INVALID,
+                 "unit \"%s\": param_dtype %s, reduce_dtype %s: each must be F32, BF16 or F16", o->name, fsdp_dtype_name(o->param_dtype),
+                 fsdp_dtype_name(o->reduce_dtype));
+    FSDP_FAIL_IF(o->param_dtype == FSDP_F32 && (o->exact_eval || o->raw_params), FSDP_ERR_INVALID,
+                 "unit \"%s\": %s is about a param_dtype below F32: leave it out", o->name, o->exact_eval ? "exact_eval" : "raw_params");
+    return FSDP_OK;
+}
+
 static fsdp_status check_opts(const fsdp_unit_opts *o)
 {
+    FSDP_FAIL_IF(o->storage_device != o->compute_device && !fsdp_device_host_accessible(o->storage_device) && !fsdp_device_host_accessible(o->compute_device),
+                 FSDP_ERR_UNSUPPORTED, "unit \"%s\": storage device %s and compute device %s differ: one of them must be the host's memory", o->name,
+                 fsdp_device_name(o->storage_device), fsdp_device_name(o->compute_device));
+    FSDP_TRY(check_dtypes(o));
     FSDP_FAIL_IF((unsigned)o->mode > FSDP_MODE_NONE, FSDP_ERR_INVALID, "fsdp_unit_opts.mode is %d: no such mode", (int)o->mode);
     FSDP_FAIL_IF(o->prefetch > 64, FSDP_ERR_INVALID, "fsdp_unit_opts.prefetch is %d: at most 64", o->prefetch);
-    FSDP_FAIL_IF(o->storage_device != NULL && o->storage_device != o->compute_device, FSDP_ERR_UNSUPPORTED,
-                 "unit \"%s\": storage device %s and compute device %s differ: this version keeps slices where they are used",
-                 o->name, fsdp_device_name(o->storage_device), fsdp_device_name(o->compute_device));
     return FSDP_OK;
+}
+
+/* Bytes from flat element `from` to the edges of a group's members. Of layout.size pieces, each of S shards has R, one a
+ * replica; member m of a group begins with piece first + m * step. */
+static void edges_of(const fsdp_unit *u, const fsdpi_group *g, int first, int step, int64_t from, size_t element, size_t *edges)
+{
+    for (int m = 0; m <= g->size; m++) edges[m] = (size_t)(u->layout.edge[first + m * step] - from) * element;
+}
+
+/* A flat of all parameters among shards, in some type. */
+static fsdp_status create_flat(fsdp_unit *u, fsdpi_flat **out, fsdp_dtype dtype, size_t *edges)
+{
+    edges_of(u, &u->shards, 0, u->replicas.size, 0, fsdp_dtype_bytes(dtype), edges);
+    fsdp_status st = u->rt->comm->transport->flat_create(out, u->rt->comm, u->shards, u->store->dev, edges, edges[u->shards.size], u->name);
+    return fsdp_comm_agree(u->rt->comm, st);
+}
+
+static fsdp_status create_flats(fsdp_unit *u, size_t *edges)
+{
+    fsdp_comm *comm = u->rt->comm;
+    /* In mode none every rank has the masters: they are whole already, unless compute is to see them rounded, or elsewhere. */
+    if (u->mode != FSDP_MODE_NONE || fsdpi_unit_is_narrow(u) || fsdpi_unit_is_apart(u)) FSDP_TRY(create_flat(u, &u->flat, u->param_dtype, edges));
+    if (fsdpi_unit_is_narrow(u)) FSDP_TRY(create_flat(u, &u->exact, FSDP_F32, edges));
+    if (u->near_group.size > 0) FSDP_TRY(fsdpi_near_create(u, edges));
+    if (u->replicas.size == 1) return FSDP_OK;
+    edges_of(u, &u->replicas, fsdpi_group_member(&u->shards, comm->rank) * u->replicas.size, 1, u->keep_lo, sizeof(float), edges);
+    /* The first shard is never shorter than another. */
+    return comm->transport->flat_create(&u->replica_flat, comm, u->replicas, u->store->dev, edges, (size_t)u->layout.edge[u->replicas.size] * sizeof(float), u->name);
 }
 
 static fsdp_status create_shared(fsdp_unit *u)
 {
-    fsdpi_flat **f = u->mode == FSDP_MODE_NONE ? &u->grad_flat : &u->flat;
-    return u->rt->comm->transport->flat_create(f, u->rt->comm, u->ctx->dev, u->edges, u->name);
+    size_t *edges = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*edges));
+    fsdp_status st = edges != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for unit \"%s\"", u->name);
+    st = fsdp_comm_agree(u->rt->comm, st);
+    if (st == FSDP_OK) st = create_flats(u, edges);
+    fsdpi_free(edges);
+    return st;
+}
+
+static fsdp_status create_published(fsdp_unit *u)
+{
+    size_t bytes = (size_t)fsdpi_unit_kept(u) * fsdp_dtype_bytes(u->param_dtype);
+    u->published = u->rt->comm->transport->flat_slice(u->flat);
+    if (u->published != NULL || bytes == 0) return FSDP_OK;
+    u->owns_published = true;
+    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, bytes, &u->published));
+    return fsdpi_stream_fill(u->store->compute, u->published, 0, bytes);
 }
 
 static fsdp_status create_master(fsdp_unit *u)
 {
-    int64_t n = fsdpi_unit_kept_to(u) - fsdpi_unit_kept_from(u);
+    int64_t n = fsdpi_unit_kept(u);
     void *p = NULL;
+    if (fsdpi_unit_is_narrow(u)) FSDP_TRY(create_published(u));
     if (u->flat != NULL && u->rt->comm->transport->zero_copy) {
-        u->master = u->rt->comm->transport->flat_slice(u->flat);
-        u->master_is_published = true;
+        u->master = u->rt->comm->transport->flat_slice(fsdpi_unit_is_narrow(u) ? u->exact : u->flat);
         return FSDP_OK;
     }
     u->owns_master = true;
-    FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, (size_t)n * sizeof(float), &p));
+    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)n * sizeof(float), &p));
     u->master = p;
-    FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, p, 0, (size_t)n * sizeof(float)));
-    if (u->mode != FSDP_MODE_NONE) return FSDP_OK;
+    FSDP_TRY(fsdpi_stream_fill(u->store->compute, p, 0, (size_t)n * sizeof(float)));
+    if (u->flat != NULL) return FSDP_OK;
     u->whole = u->master;
     u->residency = FSDPI_KEPT;
     return FSDP_OK;
 }
 
+/* Ranks are numbered replica by replica: those that share a copy are neighbours. */
+static void set_mesh(fsdp_unit *u, int shards)
+{
+    int rank = u->rt->comm->rank, size = u->rt->comm->size;
+    int s = u->mode == FSDP_MODE_NONE ? 1 : shards == 0 ? size : shards, r = size / s;
+    u->shards = (fsdpi_group){ s, 1 };
+    u->replicas = (fsdpi_group){ r, s };
+    int shard = fsdpi_group_member(&u->shards, rank), piece = fsdpi_unit_piece(u, rank);
+    u->lo = u->layout.edge[piece];
+    u->hi = u->layout.edge[piece + 1];
+    u->keep_lo = u->layout.edge[shard * r];
+    u->keep_hi = u->layout.edge[(shard + 1) * r];
+}
+
 static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int count, const fsdp_unit_opts *o)
 {
     u->mode = o->mode;
+    u->param_dtype = o->param_dtype;
+    u->reduce_dtype = o->reduce_dtype;
+    u->exact_eval = o->exact_eval;
+    u->raw = o->raw_params;
+    u->whole_exact = o->param_dtype == FSDP_F32;
+    /* Where gathering is reading what lies there already, nothing is closer. */
+    bool free_gather = u->rt->comm->transport->zero_copy && !fsdpi_unit_is_apart(u) && (o->param_dtype == FSDP_F32 || o->raw_params);
+    if (o->reshard_group > 0 && !free_gather) u->near_group = (fsdpi_group){ o->reshard_group, 1 };
     u->prefetch = o->prefetch == 0 ? 1 : o->prefetch < 0 ? 0 : o->prefetch;
     u->name = fsdpi_strdup(o->name);
     FSDP_FAIL_IF(u->name == NULL, FSDP_ERR_NOMEM, "no memory for unit \"%s\"", o->name);
     FSDP_TRY(fsdpi_layout_init(&u->layout, params, count, u->rt->comm->size, u->name));
-    u->lo = u->layout.edge[u->rt->comm->rank];
-    u->hi = u->layout.edge[u->rt->comm->rank + 1];
+    set_mesh(u, o->shards);
     u->touched = fsdpi_calloc((size_t)count, sizeof(*u->touched));
     u->set = fsdpi_calloc((size_t)count, sizeof(*u->set));
     u->all_set = count == 0;
@@ -72,12 +165,10 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     u->slices = fsdpi_calloc((size_t)count, sizeof(*u->slices));
     u->segments = fsdpi_calloc((size_t)count, sizeof(*u->segments));
     u->own = fsdpi_calloc((size_t)count, sizeof(*u->own));
-    u->edges = fsdpi_calloc((size_t)u->layout.size + 1, sizeof(*u->edges));
-    FSDP_FAIL_IF(u->touched == NULL || u->set == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->own == NULL || u->edges == NULL, FSDP_ERR_NOMEM,
+    FSDP_FAIL_IF(u->touched == NULL || u->set == NULL || u->acc == NULL || u->slices == NULL || u->segments == NULL || u->own == NULL, FSDP_ERR_NOMEM,
                  "no memory for unit \"%s\"", u->name);
-    for (int r = 0; r <= u->layout.size; r++) u->edges[r] = (size_t)u->layout.edge[r] * sizeof(float);
     u->rounds = 1;
-    u->slice_count = fsdpi_layout_cut(&u->layout, fsdpi_unit_kept_from(u), fsdpi_unit_kept_to(u), u->segments);
+    u->slice_count = fsdpi_layout_cut(&u->layout, u->keep_lo, u->keep_hi, u->segments);
     u->own_count = fsdpi_layout_cut(&u->layout, u->lo, u->hi, u->own);
     return fsdpi_unit_init_frozen(u);
 }
@@ -87,6 +178,7 @@ static fsdp_status create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *pa
     fsdpi_runtime *rt;
     fsdp_unit *u;
     FSDP_TRY(check_opts(o));
+    FSDP_TRY(check_mesh(o, comm->size));
     FSDP_TRY(fsdpi_runtime_of(&rt, comm));
     FSDP_FAIL_IF(rt->passes != NULL, FSDP_ERR_STATE, "fsdp_unit_create: unit \"%s\": a pass is open: end it first", o->name);
     FSDPI_NEW(u, 1);
@@ -97,6 +189,7 @@ static fsdp_status create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *pa
     rt->units = u;
     *out = u;
     FSDP_TRY(fsdpi_runtime_device(&u->ctx, rt, o->compute_device));
+    FSDP_TRY(fsdpi_runtime_device(&u->store, rt, o->storage_device));
     return create_local(u, params, count, o);
 }
 
@@ -105,8 +198,10 @@ static fsdp_status create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *pa
 /* What must be the same on all ranks. */
 typedef struct passport {
     uint64_t params; /* a hash of their names and shapes */
-    int count;
+    int count, shards, reshard_group;
     fsdp_mode mode;
+    fsdp_dtype param_dtype, reduce_dtype;
+    bool exact_eval, raw;
 } passport;
 
 static const char *param_text(const fsdp_param *p, char *text, size_t bytes)
@@ -121,7 +216,8 @@ enum { PARAM_TEXT = 80 + FSDP_MAX_DIMS * 21 + 8 };
 
 static passport passport_of(const fsdp_unit *u)
 {
-    passport mine = { .count = u->layout.count, .mode = u->mode };
+    passport mine = { .count = u->layout.count, .mode = u->mode, .shards = u->shards.size, .reshard_group = u->near_group.size, .param_dtype = u->param_dtype, .reduce_dtype = u->reduce_dtype,
+                      .exact_eval = u->exact_eval, .raw = u->raw };
     for (int i = 0; i < u->layout.count; i++) {
         const fsdp_param *p = &u->layout.param[i];
         mine.params = mine.params * 31 + fsdpi_name_hash(p->name) + (uint64_t)p->ndim;
@@ -161,6 +257,14 @@ static fsdp_status compare_units(const fsdp_unit *u)
         FSDP_FAIL_IF(other.count != first.count, FSDP_ERR_INVALID, "unit \"%s\" has %d parameters on rank %d and %d on rank %d", u->name, first.count, a, other.count, b);
         FSDP_FAIL_IF(other.mode != first.mode, FSDP_ERR_INVALID, "unit \"%s\": mode is %s on rank %d and %s on rank %d", u->name, fsdp_mode_name(first.mode), a,
                      fsdp_mode_name(other.mode), b);
+        FSDP_FAIL_IF(other.shards != first.shards, FSDP_ERR_INVALID, "unit \"%s\": %d shards on rank %d and %d on rank %d", u->name, first.shards, a, other.shards, b);
+        FSDP_FAIL_IF(other.param_dtype != first.param_dtype || other.reduce_dtype != first.reduce_dtype, FSDP_ERR_INVALID,
+                     "unit \"%s\": parameters %s and reductions %s on rank %d, %s and %s on rank %d", u->name, fsdp_dtype_name(first.param_dtype),
+                     fsdp_dtype_name(first.reduce_dtype), a, fsdp_dtype_name(other.param_dtype), fsdp_dtype_name(other.reduce_dtype), b);
+        FSDP_FAIL_IF(other.reshard_group != first.reshard_group, FSDP_ERR_INVALID, "unit \"%s\": reshard_group is %d on rank %d and %d on rank %d", u->name,
+                     first.reshard_group, a, other.reshard_group, b);
+        FSDP_FAIL_IF(other.exact_eval != first.exact_eval || other.raw != first.raw, FSDP_ERR_INVALID,
+                     "unit \"%s\": exact_eval or raw_params differ between ranks %d and %d", u->name, a, b);
         differ |= other.params != first.params;
     }
     return differ ? name_different_params(u) : FSDP_OK;
@@ -171,6 +275,7 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
     fsdp_unit_opts o = opts != NULL ? *opts : (fsdp_unit_opts){ 0 };
     if (o.name == NULL) o.name = "unit";
     if (o.compute_device == NULL) o.compute_device = fsdp_device_cpu();
+    if (o.storage_device == NULL) o.storage_device = o.compute_device;
     FSDP_FAIL_IF(comm == NULL || out == NULL, FSDP_ERR_INVALID, "fsdp_unit_create: unit \"%s\": no communicator, or nowhere to put it",
                  o.name);
     fsdp_unit *u = NULL;
@@ -218,9 +323,9 @@ void fsdpi_unit_rest(fsdp_unit *u)
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
     fsdpi_unsent_discard(u);
     fsdpi_summon_drop(u);
-    fsdpi_arena_free(u->ctx->arena, u->step_whole);
-    u->step_whole = NULL;
-    if (u->mode == FSDP_MODE_NONE) u->residency = FSDPI_KEPT;
+    fsdpi_arena_free(u->store->arena, u->step_gathered);
+    u->step_gathered = NULL;
+    if (u->flat == NULL) u->residency = FSDPI_KEPT;
     else (void)!fsdpi_unit_reshard(u);
 }
 
@@ -230,19 +335,24 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_error kept;
     fsdpi_error_save(&kept);
     const fsdpi_transport_ops *t = u->rt->comm->transport;
-    if (u->ctx != NULL) {
+    if (u->ctx != NULL && u->store != NULL) {
         (void)!fsdp_stream_sync(u->ctx->compute);
         (void)!fsdp_stream_sync(u->ctx->comm);
+        (void)!fsdp_stream_sync(u->store->compute);
+        (void)!fsdp_stream_sync(u->store->comm);
         fsdpi_unit_rest(u);
         fsdpi_unsent_drop(u);
-        if (u->owns_master) fsdpi_arena_free(u->ctx->arena, u->master);
+        if (u->owns_master) fsdpi_arena_free(u->store->arena, u->master);
+        if (u->owns_published) fsdpi_arena_free(u->store->arena, u->published);
         for (int k = 0; k < u->rounds; k++) {
-            fsdpi_arena_free(u->ctx->arena, u->acc[k].now);
-            fsdpi_arena_free(u->ctx->arena, u->acc[k].next);
+            fsdpi_arena_free(u->store->arena, u->acc[k].now);
+            fsdpi_arena_free(u->store->arena, u->acc[k].next);
         }
     }
     t->flat_destroy(u->flat);
-    t->flat_destroy(u->grad_flat);
+    t->flat_destroy(u->exact);
+    t->flat_destroy(u->near);
+    t->flat_destroy(u->replica_flat);
     purge_orders(u->rt);
     drop_weights(u);
     if (u->prev != NULL) u->prev->following = u->following;
@@ -259,7 +369,6 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_free(u->slices);
     fsdpi_free(u->segments);
     fsdpi_free(u->own);
-    fsdpi_free(u->edges);
     fsdpi_free(u->name);
     fsdpi_free(u);
     fsdpi_error_restore(&kept);
@@ -293,6 +402,16 @@ fsdp_mode fsdp_unit_mode(const fsdp_unit *unit)
     return unit->mode;
 }
 
+int fsdp_unit_shards(const fsdp_unit *unit)
+{
+    return unit->shards.size;
+}
+
+int fsdp_unit_replica(const fsdp_unit *unit)
+{
+    return fsdpi_group_member(&unit->replicas, unit->rt->comm->rank);
+}
+
 int fsdp_unit_param_count(const fsdp_unit *unit)
 {
     return unit->layout.count;
@@ -313,6 +432,11 @@ fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit)
     return unit->ctx->compute;
 }
 
+fsdp_stream *fsdp_unit_storage_stream(const fsdp_unit *unit)
+{
+    return unit->store->compute;
+}
+
 static fsdp_status check_index(const fsdp_unit *u, int i, const char *call)
 {
     FSDP_FAIL_IF(i < 0 || i >= u->layout.count, FSDP_ERR_INVALID, "%s: unit \"%s\" has %d parameters, not one with number %d",
@@ -324,21 +448,34 @@ const float *fsdp_unit_param(fsdp_unit *unit, int i)
 {
     if (check_index(unit, i, "fsdp_unit_param") != FSDP_OK) return NULL;
     if (fsdpi_life_allows(unit, FSDPI_EV_PARAM, NULL) != FSDP_OK) return NULL;
-    return unit->whole + unit->layout.at[i];
+    if (unit->whole_dtype != FSDP_F32) {
+        (void)fsdp_error_raise(FSDP_ERR_STATE, __func__, __FILE__, __LINE__, "fsdp_unit_param: unit \"%s\" is whole as %s: read it with fsdp_unit_param_data()",
+                               unit->name, fsdp_dtype_name(unit->whole_dtype));
+        return NULL;
+    }
+    return (const float *)unit->whole + unit->layout.at[i];
+}
+
+const void *fsdp_unit_param_data(fsdp_unit *unit, int i, fsdp_dtype *dtype)
+{
+    if (check_index(unit, i, "fsdp_unit_param_data") != FSDP_OK) return NULL;
+    if (fsdpi_life_allows(unit, FSDPI_EV_PARAM, NULL) != FSDP_OK) return NULL;
+    if (dtype != NULL) *dtype = unit->whole_dtype;
+    return (const char *)unit->whole + (size_t)unit->layout.at[i] * fsdp_dtype_bytes(unit->whole_dtype);
 }
 
 /* ---- slices ---- */
 
 int64_t fsdp_unit_slice_numel(const fsdp_unit *unit)
 {
-    return fsdpi_unit_kept_to(unit) - fsdpi_unit_kept_from(unit);
+    return fsdpi_unit_kept(unit);
 }
 
 void fsdp_unit_slices(fsdp_unit *u, const fsdp_slice **out, int *count)
 {
     for (int i = 0; i < u->slice_count; i++) {
         const fsdpi_segment *g = &u->segments[i];
-        int64_t at = g->at - fsdpi_unit_kept_from(u);
+        int64_t at = g->at - u->keep_lo;
         u->slices[i] = (fsdp_slice){ .name = u->layout.param[g->param].name,
                                      .param = g->param,
                                      .offset = g->offset,

@@ -3,10 +3,11 @@
  * A unit, from the inside. Its states and invariants: life.h. Its geometry: layout.h.
  *
  *   master      fp32 slice, on the storage device: what optimizers write
- *   published   slice in compute's type where others read it; where type and device agree it is the master itself
+ *   published   slice in param_dtype where others read it; where that is fp32 it is the master itself
  *               (transport shm: in the memory that all ranks share)
  *   whole       the flat parameter as compute reads it: a view of shared memory, or a private buffer
- *   window      where this rank's backward writes, whole; owners add their slices of all ranks' windows into
+ *   window      where this rank's backward writes, whole (with a reduce_dtype, or where storage is apart from compute, it
+ *               writes to `block`, which is then copied into the window); owners add their slices of all ranks' windows into
  *   acc         the accumulator of committed gradients, a slice (accumulate.h)
  *
  * version counts publications: every rank counts them in its own program order, so a rank knows which version it
@@ -35,26 +36,44 @@ typedef struct fsdpi_range {
 
 struct fsdp_unit {
     fsdpi_runtime *rt;
-    fsdpi_devctx *ctx;   /* of the compute device */
+    fsdpi_devctx *ctx;   /* of the compute device: whole parameters, leaves, what was summoned */
+    fsdpi_devctx *store; /* of the storage device: masters, what is published, windows, accumulators; often the same */
     fsdp_unit *prev, *following; /* in the runtime's list */
     char *name;
     uint32_t number;     /* from 1, in the order of creation: the same on every rank */
     fsdp_mode mode;
     int prefetch;
     fsdpi_layout layout;
-    int64_t lo, hi;      /* this rank's slice, flat elements */
-    size_t *edges;       /* of all slices, bytes */
+    fsdpi_group shards;   /* the ranks that share one copy; in mode none each has one */
+    fsdpi_group replicas; /* the ranks that keep the same slice as this one */
+    int64_t lo, hi;       /* what this rank reduces, flat elements: a part of what it keeps */
+    int64_t keep_lo, keep_hi; /* its slice: masters and optimizer state */
 
-    fsdpi_flat *flat;    /* published parameters; NULL in mode none */
+    fsdpi_flat *flat;     /* published parameters, among shards; NULL in mode none */
+    fsdpi_flat *replica_flat;   /* among replicas: values that one gives to the others; NULL where there are no others */
+    uint32_t replica_version;
     float *master;
-    bool master_is_published, owns_master;
+    bool owns_master, owns_published;
+    void *published;      /* param_dtype below fp32: this rank's slice of it */
     uint32_t version;
+    fsdp_dtype param_dtype, reduce_dtype;
+    bool exact_eval, raw; /* raw: compute reads param_dtype */
+    fsdpi_flat *exact;    /* param_dtype below fp32: the masters, among shards, for summons and exact evaluations */
+    uint32_t exact_version, exact_of; /* of the latter; the version of parameters that it has */
+
+    fsdpi_group near_group; /* the neighbours among whom parameters stay from forward to backward */
+    fsdpi_flat *near;       /* NULL: they stay nowhere, or gathering from all costs nothing either */
+    uint32_t near_version;
+    bool near_is_current;   /* it has this version of the parameters */
 
     fsdpi_residency residency;
     int holders;
-    float *whole;        /* device address of flat element 0 */
+    void *whole;         /* device address of flat element 0, of whole_dtype */
     bool whole_private;  /* an arena block */
     uint32_t whole_version;
+    bool whole_exact;    /* as the masters are, not rounded */
+    fsdp_dtype whole_dtype;
+    fsdpi_flat *viewed;  /* whose view `whole` is */
 
     int summons;
     bool writeback;
@@ -71,7 +90,8 @@ struct fsdp_unit {
     fsdpi_gradient gradient;
     fsdp_pass *pass;     /* whose gradient is in flight */
     fsdpi_pooled *window;
-    float *block;        /* in a pass without sync, instead of a window: an arena block, whole */
+    float *block;        /* an arena block, whole, while the gradient is OPEN: in a pass without sync, instead of a window; or where
+                            backward cannot write to the window itself (another type, another device) */
     bool *touched;       /* per parameter: has its gradient been asked for in this window */
     bool *frozen;        /* per parameter: it has no gradient */
     int frozen_count;
@@ -82,13 +102,11 @@ struct fsdp_unit {
     fsdpi_accumulator *unsent; /* one a round: this rank's own sums of passes without sync, whole (unsent.c) */
     int unsent_rounds;
     uint64_t unsent_passes; /* a hash of which passes these were; 0: none */
-    fsdpi_flat *grad_flat; /* mode none: reduced slices, gathered in a step */
-    uint32_t grad_version;
 
     uint64_t listed; /* a mark of the list that was looked at last */
     bool in_step;
     const float *step_grad; /* of the first element that this rank keeps; NULL: no gradients */
-    float *step_whole;      /* mode none, transports that copy: arena block */
+    float *step_gathered;   /* replicas, transports that copy: arena block */
     fsdpi_weight **weight;  /* of the passes whose gradients are accumulated */
     int weights, weights_room;
     int weights_sent;       /* so many of them are not of passes without sync alone */
@@ -96,7 +114,7 @@ struct fsdp_unit {
     fsdp_slice *slices;  /* for fsdp_unit_slices */
     fsdpi_segment *segments;
     int slice_count;
-    fsdpi_segment *own;  /* of this rank's slice, also in mode none */
+    fsdpi_segment *own;  /* of what it reduces: over all ranks, each element once */
     int own_count;
     char state_text[160];
     fsdpi_residency checked_residency; /* at the last fsdpi_unit_check() */
@@ -106,6 +124,10 @@ struct fsdp_unit {
 /* ---- gather.c ---- */
 /* Makes the unit whole (issues what is needed; the compute stream waits for it) and adds a holder. */
 fsdp_status fsdpi_unit_hold(fsdp_unit *u);
+/* The same with the masters' values, where those that are published are rounded; not while somebody holds the unit already. */
+fsdp_status fsdpi_unit_hold_exact(fsdp_unit *u);
+/* The one or the other, as the pass and the unit's options say. */
+fsdp_status fsdpi_unit_hold_in(fsdp_unit *u, const fsdp_pass *pass);
 /* Takes a holder away; the last one reshards unless `keep`. */
 fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep);
 fsdp_status fsdpi_unit_reshard(fsdp_unit *u);
@@ -118,14 +140,42 @@ bool fsdpi_unit_trains(const fsdp_unit *u);
 fsdp_status fsdpi_unit_init_frozen(fsdp_unit *u);
 
 /* ---- publish.c ---- */
-/* The order in which parameters change: done on all units, then open, write, publish a unit. */
+/* The order in which parameters change: done on all units, then open, write, unify, publish a unit. */
 fsdp_status fsdpi_unit_done(fsdp_unit *u);
 fsdp_status fsdpi_unit_open(fsdp_unit *u);
+/* Of what each rank wrote by itself, elements [lo, hi) count: they go to the masters of all replicas. Not needed where
+ * replicas have written the same. */
+fsdp_status fsdpi_unit_unify(fsdp_unit *u);
 fsdp_status fsdpi_unit_publish(fsdp_unit *u);
-/* In fsdp_comm_reset: what this rank keeps becomes version 0; then, when all ranks have done so, in mode none, what the
- * others keep. */
+/* In fsdp_comm_reset: what this rank keeps becomes version 0; then, when all ranks have done so, replicas are made the same. */
 fsdp_status fsdpi_unit_start_over(fsdp_unit *u);
 fsdp_status fsdpi_unit_catch_up(fsdp_unit *u);
+
+/* ---- place.c ---- */
+/* Where storage is apart from compute: a stream that reaches both runs what goes between them. begin: after all that is on the
+ * unit's two streams of this kind (compute, or communication); end: what comes on these waits for it. */
+fsdp_stream *fsdpi_between(const fsdp_unit *u, bool comm);
+fsdp_status fsdpi_between_begin(const fsdp_unit *u, bool comm);
+fsdp_status fsdpi_between_end(const fsdp_unit *u, bool comm);
+/* A copy from one to the other, or from and to the host, in order with the compute streams. */
+fsdp_status fsdpi_between_copy(fsdp_unit *u, void *to, const void *from, size_t bytes);
+
+/* ---- near.c ---- */
+fsdp_status fsdpi_near_create(fsdp_unit *u, size_t *edges);
+/* Before the unit is resharded at the end of a forward: this rank's part of it stays with the neighbours. */
+fsdp_status fsdpi_near_keep(fsdp_unit *u);
+
+/* ---- precision.c ---- */
+fsdp_status fsdpi_launch_narrow(fsdp_stream *s, void *to, fsdp_dtype dtype, const float *from, int64_t numel);
+fsdp_status fsdpi_launch_widen(fsdp_stream *s, float *to, const void *from, fsdp_dtype dtype, int64_t numel);
+bool fsdpi_unit_is_narrow(const fsdp_unit *u);
+/* Transports that copy send masters only when somebody asks for them: all ranks offer theirs. */
+fsdp_status fsdpi_unit_offer_exact(fsdp_unit *u);
+bool fsdpi_unit_offers_exact(const fsdp_unit *u);
+/* Whether this pass sees masters. */
+bool fsdpi_pass_is_exact(const fsdp_pass *pass, const fsdp_unit *u);
+/* What to gather: the flat with the current values, as published or exact, its version and type. */
+fsdp_status fsdpi_unit_source(fsdp_unit *u, bool exact, fsdpi_flat **flat, uint32_t *version, fsdp_dtype *dtype);
 
 /* ---- reduce.c ---- */
 fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass);
@@ -139,6 +189,8 @@ void fsdpi_grad_commit(fsdp_unit *u);
 float *fsdpi_grad_place(const fsdp_unit *u);
 /* A window, held; and its post, as the unit's gradient of a round. */
 fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out);
+/* What backward wrote elsewhere, into the window that is to be sent. */
+fsdp_status fsdpi_window_fill(fsdp_unit *u, fsdpi_pooled *w, const float *from);
 fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round);
 /* out[i] = (base[i] +) x[i]. base may be NULL, and out any of the others. */
 fsdp_status fsdpi_sum_launch(fsdp_unit *u, fsdp_stream *s, float *out, const float *base, const float *x, int64_t numel);
@@ -182,26 +234,36 @@ fsdp_status fsdpi_unsent_agree(fsdpi_runtime *rt);
 /* Ends a step in which nothing was written: the gradients stay, and it can be begun again. Not collective. */
 void fsdpi_step_leave(fsdp_unit_list units);
 
+/* Whether compute can read and write where things are kept. */
+static inline bool fsdpi_unit_is_apart(const fsdp_unit *u)
+{
+    return u->store != u->ctx;
+}
+/* Elements that this rank reduces, and that it keeps. */
 static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)
 {
     return u->hi - u->lo;
 }
-
-/* The flat elements whose masters this rank keeps: in mode none all, else its slice. */
-static inline int64_t fsdpi_unit_kept_from(const fsdp_unit *u)
+static inline int64_t fsdpi_unit_kept(const fsdp_unit *u)
 {
-    return u->mode == FSDP_MODE_NONE ? 0 : u->lo;
+    return u->keep_hi - u->keep_lo;
 }
 
 /* Whether other ranks keep the same elements. */
 static inline bool fsdpi_unit_has_replicas(const fsdp_unit *u)
 {
-    return u->mode == FSDP_MODE_NONE && u->rt->comm->size > 1;
+    return u->replicas.size > 1;
 }
 
-static inline int64_t fsdpi_unit_kept_to(const fsdp_unit *u)
+/* Which part of the flat a rank reduces: of S shards with R parts each, one a replica. */
+static inline int fsdpi_unit_piece(const fsdp_unit *u, int rank)
 {
-    return u->mode == FSDP_MODE_NONE ? u->layout.total : u->hi;
+    return fsdpi_group_member(&u->shards, rank) * u->replicas.size + fsdpi_group_member(&u->replicas, rank);
+}
+/* Bytes of a gradient window. */
+static inline size_t fsdpi_unit_window_bytes(const fsdp_unit *u)
+{
+    return (size_t)u->layout.total * fsdp_dtype_bytes(u->reduce_dtype);
 }
 
 #endif

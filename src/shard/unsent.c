@@ -123,10 +123,9 @@ bool fsdpi_unsent_any(const fsdp_unit *u)
 static fsdp_status post(fsdp_unit *u, int round)
 {
     fsdpi_pooled *w;
-    size_t bytes = (size_t)u->layout.total * sizeof(float);
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_REDUCE));
     FSDP_TRY(fsdpi_window_take(u, &w));
-    FSDP_TRY(fsdp_stream_copy(u->ctx->compute, u->rt->comm->transport->window_buffer(w->window), u->unsent[round].now, bytes));
+    FSDP_TRY(fsdpi_window_fill(u, w, u->unsent[round].now));
     FSDP_TRY(fsdpi_window_send(u, w, round));
     u->unsent[round].pending = true;
     return FSDP_OK;

@@ -60,7 +60,7 @@ static fsdp_status fill_elements(const char *name, int param, int64_t first, int
 static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to, fsdp_fill_fn fill, void *arg)
 {
     const char *name = u->layout.param[g->param].name;
-    if (fsdp_device_host_accessible(u->ctx->dev)) return fill(name, g->param, g->offset, g->numel, to, arg);
+    if (fsdp_device_host_accessible(u->store->dev)) return fill(name, g->param, g->offset, g->numel, to, arg);
     enum { PIECE = 1 << 16 };
     int64_t piece = g->numel < PIECE ? g->numel : PIECE;
     float *host;
@@ -69,8 +69,8 @@ static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to,
     for (int64_t at = 0; at < g->numel && st == FSDP_OK; at += piece) {
         int64_t n = g->numel - at < piece ? g->numel - at : piece;
         st = fill(name, g->param, g->offset + at, n, host, arg);
-        if (st == FSDP_OK) st = fsdp_stream_copy(u->ctx->compute, to + at, host, (size_t)n * sizeof(float));
-        if (st == FSDP_OK) st = fsdp_stream_sync(u->ctx->compute);
+        if (st == FSDP_OK) st = fsdp_stream_copy(u->store->compute, to + at, host, (size_t)n * sizeof(float));
+        if (st == FSDP_OK) st = fsdp_stream_sync(u->store->compute);
     }
     fsdpi_free(host);
     return st;
@@ -80,7 +80,7 @@ static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to,
 static fsdp_status make_values(fsdp_unit *u, float *to, fsdp_fill_fn fill, void *arg)
 {
     for (int i = 0; i < u->slice_count; i++) {
-        fsdp_status st = fill_segment(u, &u->segments[i], to + (u->segments[i].at - fsdpi_unit_kept_from(u)), fill, arg);
+        fsdp_status st = fill_segment(u, &u->segments[i], to + (u->segments[i].at - u->keep_lo), fill, arg);
         if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
     return FSDP_OK;
@@ -89,7 +89,7 @@ static fsdp_status make_values(fsdp_unit *u, float *to, fsdp_fill_fn fill, void 
 /* Replicas that were given different values: said, not refused, since each slice has one owner whose values count. */
 static fsdp_status compare_replicas(fsdp_unit *u, const float *kept, fsdpi_difference *d)
 {
-    fsdpi_values v = { .unit = u, .from = fsdpi_unit_kept_from(u), .to = fsdpi_unit_kept_to(u), .flat = kept };
+    fsdpi_values v = { .unit = u, .from = u->keep_lo, .to = u->keep_hi, .flat = kept };
     return fsdpi_compare(&v, FSDPI_OP_COMPARE, d);
 }
 
@@ -101,9 +101,10 @@ static fsdp_status take_values(fsdp_unit *u, const float *from)
         fsdpi_difference_log(u, &d);
     }
     for (int i = 0; i < u->slice_count; i++) {
-        int64_t at = u->segments[i].at - fsdpi_unit_kept_from(u);
-        FSDP_TRY(fsdp_stream_copy(u->ctx->compute, u->master + at, from + at, (size_t)u->segments[i].numel * sizeof(float)));
+        int64_t at = u->segments[i].at - u->keep_lo;
+        FSDP_TRY(fsdp_stream_copy(u->store->compute, u->master + at, from + at, (size_t)u->segments[i].numel * sizeof(float)));
     }
+    FSDP_TRY(fsdpi_unit_unify(u));
     return fsdpi_unit_publish(u);
 }
 
@@ -114,11 +115,11 @@ fsdp_status fsdpi_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg, const bo
     FSDP_TRY(fsdpi_unit_done(u));
     FSDP_TRY(fsdpi_unit_open(u));
     void *p = NULL;
-    fsdp_status st = fsdpi_arena_alloc(u->ctx->arena, (size_t)(fsdpi_unit_kept_to(u) - fsdpi_unit_kept_from(u)) * sizeof(float), &p);
+    fsdp_status st = fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &p);
     if (st == FSDP_OK) st = make_values(u, p, fill, arg);
     st = fsdp_comm_agree(u->rt->comm, st);
     if (st == FSDP_OK) st = take_values(u, p);
-    fsdpi_arena_free(u->ctx->arena, p);
+    fsdpi_arena_free(u->store->arena, p);
     if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     fsdpi_unit_mark_set(u, which);
     fsdpi_unit_check(u);
@@ -157,7 +158,7 @@ static fsdp_status take_from(fsdpi_spread *s, int rank, fsdp_status mine)
     fsdpi_error e;
     if (st != FSDP_OK) fsdpi_error_save(&e);
     FSDP_TRY(fsdpi_spread_post(s, st == FSDP_OK));
-    if (st == FSDP_OK) FSDP_TRY(fsdpi_spread_read(s, rank, fsdpi_unit_kept_from(u), fsdpi_unit_kept_to(u), u->master));
+    if (st == FSDP_OK) FSDP_TRY(fsdpi_spread_read(s, rank, u->keep_lo, u->keep_hi, u->master));
     FSDP_TRY(fsdpi_spread_close(s));
     if (st == FSDP_OK) return fsdpi_unit_publish(u);
     fsdpi_error_restore(&e);
@@ -206,7 +207,9 @@ fsdp_status fsdp_unit_broadcast_from(fsdp_unit *u, int rank)
     FSDP_TRY(fsdpi_unit_done(u));
     FSDP_TRY(fsdpi_unit_open(u));
     FSDP_TRY(fsdpi_spread_open(&s, u));
-    FSDP_TRY(take_from(&s, rank, fsdp_stream_copy(u->ctx->compute, s.buffer, u->master, (size_t)u->layout.total * sizeof(float))));
+    /* Its replica's: from each of those that keep a slice, the one that is in the same replica as that rank. */
+    int from = fsdpi_group_rank(&u->replicas, u->rt->comm->rank, fsdpi_group_member(&u->replicas, rank));
+    FSDP_TRY(take_from(&s, from, fsdp_stream_copy(u->store->compute, s.buffer + u->keep_lo, u->master, (size_t)fsdpi_unit_kept(u) * sizeof(float))));
     fsdpi_unit_check(u);
     return FSDP_OK;
 }

@@ -60,7 +60,7 @@ static fsdp_status whole_state(saved_run *r, float *out)
             const fsdp_slice *s;
             int slices;
             float *state = NULL, host[1024];
-            bool mine = fsdp_unit_mode(u) != FSDP_MODE_NONE || fsdp_comm_rank(r->t.comm) == 0;
+            bool mine = fsdp_unit_replica(u) == 0;
             if (kind >= 0) FSDP_TRY(fsdp_optim_state(r->t.optim, u, kind, &state));
             fsdp_unit_slices(u, &s, &slices);
             for (int k = 0; k < slices && mine; k++) {
@@ -81,6 +81,13 @@ static fsdp_status whole_state(saved_run *r, float *out)
 
 /* ---- save here, load there ---- */
 
+/* Two replicas where ranks allow: what was a hybrid is loaded as none, and the other way. */
+static int hybrid(fsdp_comm *world, fsdp_mode mode)
+{
+    int size = fsdp_comm_size(world);
+    return mode != FSDP_MODE_NONE && size % 2 == 0 ? size / 2 : 0;
+}
+
 typedef struct side {
     int steps_before; /* that it trains before it saves */
     fsdp_mode mode;
@@ -95,7 +102,7 @@ static fsdp_status save_side(fsdp_comm *world, void *arg)
     side *s = arg;
     saved_run r;
     static _Thread_local float state[STATE];
-    FSDP_TRY(open_run(&r, world, &(tiny_gpt_opts){ .mode = s->mode, .device = s->device, .dropout = 0.1f }));
+    FSDP_TRY(open_run(&r, world, &(tiny_gpt_opts){ .mode = s->mode, .shards = hybrid(world, s->mode), .device = s->device, .dropout = 0.1f }));
     for (int i = 0; i < s->steps_before; i++) FSDP_TRY(tiny_gpt_step(&r.t, i, 24, NULL, NULL));
     r.tokens = 1234567890123456789;
     r.best = 0.1;
@@ -118,7 +125,7 @@ static fsdp_status load_side(fsdp_comm *world, void *arg)
     char path[600];
     static _Thread_local float state[STATE];
     double loss;
-    FSDP_TRY(open_run(&r, world, &(tiny_gpt_opts){ .mode = s->mode, .device = s->device, .dropout = 0.1f }));
+    FSDP_TRY(open_run(&r, world, &(tiny_gpt_opts){ .mode = s->mode, .shards = hybrid(world, s->mode), .device = s->device, .dropout = 0.1f }));
     int leaves = fsdp_comm_size(world) == 5 ? 20 : 24; /* 5 ranks divide no 24 leaves */
     FSDP_TRY(tiny_gpt_step(&r.t, 77, leaves, NULL, NULL)); /* whatever was there is replaced */
     snprintf(path, sizeof(path), "%s/step-%08lld", s->folder, (long long)s->step);

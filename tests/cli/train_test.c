@@ -78,6 +78,10 @@ static void test_same_everywhere(void **state)
     static const char *const how[] = { "--ranks 2 --threads 1",
                                        "--ranks 3 --threads 2 --transport copy --prefetch 2",
                                        "--ranks 6 --threads 1 --mode grad-op",
+                                       "--mesh 3x2 --threads 1",
+                                       "--ranks 6 --threads 1 --transport copy --reshard-after-forward 3",
+                                       "--ranks 2 --threads 2 --device guard --offload grads,params,optim",
+                                       "--mesh 2x3 --threads 1 --transport copy --mode optimizer",
                                        "--ranks 2 --threads 1 --device guard --mode optimizer",
                                        "--ranks 3 --threads 1 --transport copy --device guard --mode none",
                                        "--ranks 1 --threads 3 --mode none" };

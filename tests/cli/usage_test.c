@@ -97,6 +97,18 @@ static void test_flags_that_do_not_go_together(void **state)
 {
     (void)state;
     static const bad table[] = {
+        { 2, "--offload params: what is kept of a slice is kept in one place", RUN "--offload params --device guard" },
+        { 2, "--offload params,all: \"all\" is none of params, grads, optim", RUN "--offload params,all --device guard" },
+        { 2, "--offload has no effect with --device cpu", RUN "--offload params,grads,optim" },
+        { 2, "--param-dtype f64", RUN "--param-dtype f64" },
+        { 2, "--reshard-after-forward 2 is for --mode full", RUN "--reshard-after-forward 2 --mode grad-op --ranks 2" },
+        { 2, "6 ranks share a copy, and groups of 4 do not divide them", RUN "--reshard-after-forward 4 --ranks 6 --batch 6 --micro-batch 1" },
+        { 2, "--mesh 2: give it as replicas x shards", RUN "--mesh 2" },
+        { 2, "--mesh 2x: give it as replicas x shards", RUN "--mesh 2x" },
+        { 2, "--mesh 0x2: give it as replicas x shards", RUN "--mesh 0x2" },
+        { 2, "--mesh 2x2x2: give it as replicas x shards", RUN "--mesh 2x2x2" },
+        { 2, "--mesh 2x2 is for 2 x 2 = 4 ranks, and --ranks is 2", RUN "--mesh 2x2 --ranks 2" },
+        { 2, "--mesh 1x2 asks for 2 shards, but --mode none shards nothing", RUN "--mesh 1x2 --mode none" },
         { 2, "6 micro-batches (--batch 6 / --micro-batch 1), which 4 ranks do not divide", RUN "--ranks 4 --batch 6 --micro-batch 1" },
         { 2, "--batch 8 is no multiple of --micro-batch 5", RUN "--micro-batch 5" },
         { 2, "--batch 4 is no multiple of --micro-batch 8", RUN "--batch 4 --micro-batch 8" },

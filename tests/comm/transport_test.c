@@ -64,6 +64,7 @@ static fsdp_status k_all_bytes(const fsdp_kernel *k, const void *args)
 typedef struct site {
     fsdp_comm *comm;
     const fsdpi_transport_ops *t;
+    fsdpi_group group; /* of flats */
     fsdp_device *dev;
     fsdp_stream *s;
     fsdp_rng rng;    /* differs from rank to rank: how slow */
@@ -72,7 +73,7 @@ typedef struct site {
 
 static fsdp_status open_site(site *x, fsdp_comm *comm, const corner *c)
 {
-    *x = (site){ .comm = comm, .t = comm->transport };
+    *x = (site){ .comm = comm, .t = comm->transport, .group = fsdpi_group_all(comm) };
     fsdp_rng_init(&x->rng, (uint64_t)fsdp_comm_rank(comm) + 1);
     fsdp_rng_init(&x->common, 0);
     FSDP_TRY(fsdp_device_open(&x->dev, c->device));
@@ -104,7 +105,7 @@ typedef struct flat_at {
 /* Cuts at any byte; every third cut is where the one before was: an empty slice. */
 static fsdp_status open_flat(site *x, flat_at *a, size_t bytes, bool in_place)
 {
-    int size = fsdp_comm_size(x->comm), rank = fsdp_comm_rank(x->comm);
+    int size = x->group.size, member = fsdpi_group_member(&x->group, fsdp_comm_rank(x->comm));
     memset(a, 0, sizeof(*a));
     a->bytes = bytes;
     for (int r = 1; r < size; r++) {
@@ -112,9 +113,9 @@ static fsdp_status open_flat(site *x, flat_at *a, size_t bytes, bool in_place)
         a->edges[r] = a->edges[r - 1] + (r % 3 == 2 || room == 0 ? 0 : fsdp_rng_u32(&x->common) % room);
     }
     a->edges[size] = bytes;
-    FSDP_TRY(x->t->flat_create(&a->f, x->comm, x->dev, a->edges, "f"));
-    a->lo = a->edges[rank];
-    a->slice_bytes = a->edges[rank + 1] - a->lo;
+    FSDP_TRY(x->t->flat_create(&a->f, x->comm, x->group, x->dev, a->edges, bytes, "f"));
+    a->lo = a->edges[member];
+    a->slice_bytes = a->edges[member + 1] - a->lo;
     void *p;
     FSDP_TRY(x->dev->ops->alloc(x->dev, bytes, &p));
     a->private_whole = p;
@@ -134,18 +135,24 @@ static void close_flat(site *x, flat_at *a)
     x->dev->ops->free(x->dev, a->private_slice, a->bytes);
 }
 
+/* Groups write different bytes: reading another's shows. */
+static int group_of(const site *x)
+{
+    return fsdpi_group_index(&x->group, fsdp_comm_rank(x->comm));
+}
+
 static fsdp_status read_flat(site *x, flat_at *a, uint32_t v)
 {
     if (!x->t->zero_copy) FSDP_TRY(fsdpi_stream_fill(x->s, a->private_whole, 0xff, a->bytes));
     FSDP_TRY(x->t->flat_gather(a->f, v, x->t->zero_copy ? NULL : a->private_whole, x->s));
-    return fsdp_stream_launch(x->s, k_check, &(block_args){ a->whole, 0, a->bytes, v, 0, sometimes(x) }, sizeof(block_args));
+    return fsdp_stream_launch(x->s, k_check, &(block_args){ a->whole, 0, a->bytes, v, group_of(x), sometimes(x) }, sizeof(block_args));
 }
 
 static fsdp_status write_flat(site *x, flat_at *a, uint32_t v)
 {
     FSDP_TRY(x->t->flat_done(a->f, v - 1, x->s));
     FSDP_TRY(x->t->flat_open(a->f, v, x->s));
-    FSDP_TRY(fsdp_stream_launch(x->s, k_write, &(block_args){ a->slice, a->lo, a->slice_bytes, v, 0, sometimes(x) }, sizeof(block_args)));
+    FSDP_TRY(fsdp_stream_launch(x->s, k_write, &(block_args){ a->slice, a->lo, a->slice_bytes, v, group_of(x), sometimes(x) }, sizeof(block_args)));
     return x->t->flat_publish(a->f, v, a->slice, x->s);
 }
 
@@ -171,6 +178,42 @@ static fsdp_status flats(fsdp_comm *comm, void *arg)
     }
     close_site(&x);
     return FSDP_OK;
+}
+
+/* Every mesh of R x S ranks: groups that shard, and groups that hold replicas. */
+static fsdp_status groups(fsdp_comm *comm, void *arg)
+{
+    int size = fsdp_comm_size(comm);
+    site x;
+    FSDP_TRY(open_site(&x, comm, arg));
+    for (int s = 1; s <= size; s++)
+        for (int replicas = 0; replicas < 2; replicas++) {
+            if (size % s != 0) continue;
+            x.group = replicas ? (fsdpi_group){ size / s, s } : (fsdpi_group){ s, 1 };
+            bool seen[64] = { false };
+            for (int m = 0; m < x.group.size; m++) {
+                int r = fsdpi_group_rank(&x.group, fsdp_comm_rank(comm), m);
+                rank_check(r >= 0 && r < size && !seen[r] && fsdpi_group_member(&x.group, r) == m && fsdpi_group_index(&x.group, r) == group_of(&x));
+                seen[r] = true;
+            }
+            rank_check(seen[fsdp_comm_rank(comm)] && group_of(&x) < size / x.group.size);
+            flat_at a;
+            FSDP_TRY(open_flat(&x, &a, 5003, s % 2 == 0));
+            for (uint32_t v = 0; v < VERSIONS / 2; v++) {
+                if (v > 0) FSDP_TRY(write_flat(&x, &a, v));
+                FSDP_TRY(read_flat(&x, &a, v));
+            }
+            FSDP_TRY(fsdp_stream_sync(x.s));
+            close_flat(&x, &a);
+        }
+    close_site(&x);
+    return FSDP_OK;
+}
+
+static void test_groups_keep_apart(void **state)
+{
+    (void)state;
+    in_corners(groups, &(corners){ .ranks = (const int[]){ 2, 6, 0 } });
 }
 
 static void test_versions_are_whole(void **state)
@@ -463,6 +506,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_counters_wrap),
         cmocka_unit_test(test_versions_are_whole),
+        cmocka_unit_test(test_groups_keep_apart),
         cmocka_unit_test(test_nobody_writes_over_version_0),
         cmocka_unit_test(test_slow_readers),
         cmocka_unit_test(test_windows_are_whole),

@@ -558,14 +558,16 @@ static void test_parameter_in_no_unit(void **state)
 static void test_wrong_device_and_communicator(void **state)
 {
     (void)state;
-    fsdp_device *guard;
+    fsdp_device *guard, *second;
     fsdp_comm *other;
     fsdp_module *m = linear(WIDTH, WIDTH), *out;
     fsdp_tape *tape;
     fsdp_tensor *y;
     assert_ok(fsdp_device_open(&guard, "guard"));
+    assert_ok(fsdp_device_open(&second, "guard"));
     assert_ok(fsdp_comm_create_self(&other));
-    assert_fails(fsdp_wrap(&out, m, &(fsdp_wrap_opts){ .comm = comm, .storage_device = fsdp_device_cpu(), .compute_device = guard }), FSDP_ERR_UNSUPPORTED, "storage device cpu");
+    assert_fails(fsdp_wrap(&out, m, &(fsdp_wrap_opts){ .comm = comm, .storage_device = second, .compute_device = guard }), FSDP_ERR_UNSUPPORTED, "one of them must be the host's memory");
+    fsdp_device_close(second);
     assert_fails(fsdp_wrap(&out, m, &(fsdp_wrap_opts){ .comm = NULL }), FSDP_ERR_INVALID, "no communicator");
     assert_fails(fsdp_wrap(&out, NULL, &(fsdp_wrap_opts){ .comm = comm }), FSDP_ERR_INVALID, "no module");
     assert_fails(fsdp_wrap(&out, m, &(fsdp_wrap_opts){ .comm = comm, .mode = (fsdp_mode)9 }), FSDP_ERR_INVALID, "mode");

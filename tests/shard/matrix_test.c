@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT
  *
- * The same bits in every corner: transports, devices, modes, ranks as processes and as threads, ranks that are
+ * The same bits in every corner: transports, devices, modes, meshes, ranks as processes and as threads, ranks that are
  * stopped at random. Each corner trains the toy network on the same 24 leaves a step and must give the losses, norms
  * and parameters of one rank to the bit. Prints the matrix. */
 #include "support/testing.h"
@@ -22,7 +22,7 @@ typedef struct result {
 typedef struct corner {
     const char *transport, *device;
     fsdp_mode mode;
-    int ranks, leaves;
+    int ranks, shards, leaves;
     bool threads, stops;
     result *out;
 } corner;
@@ -40,7 +40,7 @@ static fsdp_status train(fsdp_comm *world, void *arg)
     toy t;
     fsdp_optim *optim;
     float *param = calloc((size_t)toy_numel(), sizeof(float));
-    FSDP_TRY(toy_create(&t, world, &(toy_opts){ .mode = c->mode, .device = c->device, .seed = 5 }));
+    FSDP_TRY(toy_create(&t, world, &(toy_opts){ .mode = c->mode, .shards = c->shards, .device = c->device, .seed = 5 }));
     fsdp_optim_group nodecay = { .pattern = "*.b", .weight_decay = 0 };
     fsdp_adamw_opts ao = { .lr = 0.01f, .beta2 = 0.95f, .weight_decay = 0.1f, .groups = &nodecay, .group_count = 1 };
     FSDP_TRY(fsdp_optim_create_adamw(&optim, toy_list(&t), &ao));
@@ -96,12 +96,33 @@ static void run(const corner *c)
     fsdp_status st = fsdp_launch(&o, train, (void *)(uintptr_t)c);
     if (stopper > 0) kill(stopper, SIGKILL);
     if (st != FSDP_OK)
-        fail_msg("%s %s %s, %d ranks%s: %s", c->transport, c->device, fsdp_mode_name(c->mode), c->ranks, c->threads ? " (threads)" : "",
+        fail_msg("%s %s %s, %d ranks, %d shards%s: %s", c->transport, c->device, fsdp_mode_name(c->mode), c->ranks, c->shards, c->threads ? " (threads)" : "",
                  fsdp_last_error());
     assert_int_equal(c->out->done, 1);
 }
 
 static const int ranks_24[] = { 1, 2, 3, 4, 6, 8 };
+
+/* The rows of the matrix: a mode, and for hybrids how many of the ranks share a copy. */
+static const struct row {
+    const char *name;
+    fsdp_mode mode;
+    int replicas, shards; /* one of them given: the other is what is left of the ranks; neither: one copy */
+} rows[] = {
+    { "full", FSDP_MODE_FULL, 0, 0 },        { "grad-op", FSDP_MODE_GRAD_OP, 0, 0 },     { "optimizer", FSDP_MODE_OPTIMIZER, 0, 0 },
+    { "none", FSDP_MODE_NONE, 0, 0 },        { "full 2xS", FSDP_MODE_FULL, 2, 0 },       { "full Rx2", FSDP_MODE_FULL, 0, 2 },
+    { "full Rx1", FSDP_MODE_FULL, 0, 1 },    { "grad-op 2xS", FSDP_MODE_GRAD_OP, 2, 0 }, { "optim. 3xS", FSDP_MODE_OPTIMIZER, 3, 0 },
+};
+enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
+
+/* 0: all; -1: these ranks are no such mesh. */
+static int shards_of(const struct row *row, int ranks)
+{
+    int divisor = row->replicas > 0 ? row->replicas : row->shards;
+    if (divisor == 0) return 0;
+    if (ranks % divisor != 0) return -1;
+    return row->shards > 0 ? row->shards : ranks / divisor;
+}
 
 static void compare(const result *want, const corner *c)
 {
@@ -110,7 +131,7 @@ static void compare(const result *want, const corner *c)
         print_message("step %d: loss %.17g %.17g norm %.17g %.17g\n", s, want->loss[s], c->out->loss[s], want->norm[s], c->out->norm[s]);
     for (int i = 0; i < toy_numel(); i++)
         if (want->param[i] != c->out->param[i]) print_message("parameter %d: %.9g %.9g\n", i, (double)want->param[i], (double)c->out->param[i]);
-    fail_msg("%s %s %s, %d ranks%s: other bits", c->transport, c->device, fsdp_mode_name(c->mode), c->ranks, c->threads ? " (threads)" : "");
+    fail_msg("%s %s %s, %d ranks, %d shards%s: other bits", c->transport, c->device, fsdp_mode_name(c->mode), c->ranks, c->shards, c->threads ? " (threads)" : "");
 }
 
 static void test_matrix(void **state)
@@ -121,17 +142,22 @@ static void test_matrix(void **state)
     corner reference = { .transport = "self", .device = "cpu", .ranks = 1, .leaves = LEAVES, .out = want };
     run(&reference);
     assert_true(want->loss[STEPS - 1] < want->loss[0]);
-    print_message("%-10s %-10s %-6s %-10s", "ranks are", "transport", "device", "mode");
+    print_message("%-10s %-10s %-6s %-12s", "ranks are", "transport", "device", "mode");
     for (size_t r = 0; r < sizeof(ranks_24) / sizeof(ranks_24[0]); r++) print_message(" %4d", ranks_24[r]);
-    print_message("   ranks: = the bits of one rank\n");
+    print_message("   ranks: = the bits of one rank, . no such mesh\n");
     for (int threads = 0; threads < 2; threads++)
         for (int t = 0; t < 2; t++)
             for (int d = 0; d < 2; d++)
-                for (int m = FSDP_MODE_FULL; m <= FSDP_MODE_NONE; m++) {
-                    print_message("%-10s %-10s %-6s %-10s", threads ? "threads" : "processes", transports[t], devices[d], fsdp_mode_name((fsdp_mode)m));
+                for (int m = 0; m < ROWS; m++) {
+                    print_message("%-10s %-10s %-6s %-12s", threads ? "threads" : "processes", transports[t], devices[d], rows[m].name);
                     for (size_t r = 0; r < sizeof(ranks_24) / sizeof(ranks_24[0]); r++) {
-                        corner c = { .transport = transports[t], .device = devices[d], .mode = (fsdp_mode)m, .ranks = ranks_24[r],
-                                     .leaves = LEAVES, .threads = threads, .out = got };
+                        int shards = shards_of(&rows[m], ranks_24[r]);
+                        if (shards < 0) {
+                            print_message("    .");
+                            continue;
+                        }
+                        corner c = { .transport = transports[t], .device = devices[d], .mode = rows[m].mode, .ranks = ranks_24[r],
+                                     .shards = shards, .leaves = LEAVES, .threads = threads, .out = got };
                         run(&c);
                         compare(want, &c);
                         print_message("    =");
@@ -164,7 +190,7 @@ static void test_stopped_ranks(void **state)
     run(&c);
     for (int round = 0; round < 12; round++) {
         c = (corner){ .transport = round % 2 ? "copy" : "shm", .device = round % 4 < 2 ? "cpu" : "guard",
-                      .mode = (fsdp_mode)(round % 3), .ranks = 3, .leaves = LEAVES, .stops = true, .out = got };
+                      .mode = (fsdp_mode)(round % 3), .ranks = round < 6 ? 3 : 4, .shards = round < 6 ? 0 : 2, .leaves = LEAVES, .stops = true, .out = got };
         run(&c);
         compare(want, &c);
     }

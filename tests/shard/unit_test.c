@@ -345,13 +345,15 @@ static fsdp_status refusals(fsdp_comm *comm, void *arg)
     FSDP_TRY(open_site(&x, comm, arg));
     const fsdp_param w = { "w", 1, { 5 } }, bad = { "w", 1, { -5 } }, huge = { "w", 2, { (int64_t)1 << 30, (int64_t)1 << 20 } };
     fsdp_unit *u = NULL, *v;
-    fsdp_device *guard;
+    fsdp_device *guard, *other;
     FSDP_TRY(fsdp_device_open(&guard, "guard"));
+    FSDP_TRY(fsdp_device_open(&other, "guard"));
     rank_check(fsdp_unit_create(&u, comm, &bad, 1, NULL) == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "unit \"unit\", parameter \"w\"") != NULL);
     rank_check(fsdp_unit_create(&u, comm, &w, 1, &(fsdp_unit_opts){ .mode = (fsdp_mode)9 }) == FSDP_ERR_INVALID);
     rank_check(fsdp_unit_create(&u, comm, &w, 1, &(fsdp_unit_opts){ .prefetch = 65 }) == FSDP_ERR_INVALID);
     rank_check(fsdp_unit_create(&u, NULL, &w, 1, NULL) == FSDP_ERR_INVALID && fsdp_unit_create(NULL, comm, &w, 1, NULL) == FSDP_ERR_INVALID);
-    rank_check(fsdp_unit_create(&u, comm, &w, 1, &(fsdp_unit_opts){ .storage_device = guard, .compute_device = fsdp_device_cpu() }) == FSDP_ERR_UNSUPPORTED);
+    rank_check(fsdp_unit_create(&u, comm, &w, 1, &(fsdp_unit_opts){ .storage_device = guard, .compute_device = other }) == FSDP_ERR_UNSUPPORTED);
+    fsdp_device_close(other);
     rank_check(fsdp_unit_create(&u, comm, &huge, 1, NULL) == FSDP_ERR_NOMEM); /* 4 PiB */
     rank_check(u == NULL);
     rank_check(fsdp_pass_begin(&(fsdp_pass *){ NULL }, comm, (fsdp_pass_kind)7) == FSDP_ERR_INVALID);

@@ -160,8 +160,10 @@ fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts)
     *m = (mini){ .comm = comm, .number = calloc(MINI_LEAVES, sizeof(*m->number)) };
     FSDP_FAIL_IF(m->number == NULL, FSDP_ERR_NOMEM, "mini");
     FSDP_TRY(fsdp_device_open(&m->device, opts->device != NULL ? opts->device : "cpu"));
+    if (opts->storage != NULL) FSDP_TRY(fsdp_device_open(&m->storage, opts->storage));
     for (int u = 0; u < MINI_UNITS; u++) {
-        fsdp_unit_opts uo = { .name = units[u].name, .mode = opts->mode, .compute_device = m->device, .prefetch = opts->prefetch };
+        fsdp_unit_opts uo = { .name = units[u].name, .mode = opts->mode, .shards = opts->shards, .param_dtype = opts->param_dtype, .reduce_dtype = opts->reduce_dtype,
+                               .exact_eval = opts->exact_eval, .reshard_group = opts->reshard_group, .storage_device = m->storage, .compute_device = m->device, .prefetch = opts->prefetch };
         FSDP_TRY(fsdp_unit_create(&m->unit[u], comm, units[u].param, units[u].count, &uo));
         FSDP_TRY(fsdp_unit_init(m->unit[u], init, NULL));
     }
@@ -174,6 +176,7 @@ void mini_destroy(mini *m)
     fsdp_optim_destroy(m->optim);
     for (int u = 0; u < MINI_UNITS; u++) fsdp_unit_destroy(m->unit[u]);
     fsdp_device_close(m->device);
+    fsdp_device_close(m->storage);
     free(m->number);
     *m = (mini){ 0 };
 }

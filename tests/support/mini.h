@@ -23,7 +23,7 @@ enum { MINI_UNITS = 6, MINI_ROOT = 0, MINI_A, MINI_B, MINI_TINY, MINI_NONE, MINI
 
 typedef struct mini {
     fsdp_comm *comm;
-    fsdp_device *device;
+    fsdp_device *device, *storage;
     fsdp_unit *unit[MINI_UNITS];
     fsdp_pass *pass; /* of mini_leaf(), while it runs; stays open after an error: cancel it */
     bool no_sync;    /* of the passes of mini_leaf() */
@@ -33,7 +33,12 @@ typedef struct mini {
 
 typedef struct mini_opts {
     fsdp_mode mode;
-    const char *device; /* NULL: "cpu" */
+    int shards; /* this and the types as in fsdp_unit_opts */
+    fsdp_dtype param_dtype, reduce_dtype;
+    bool exact_eval;
+    int reshard_group;
+    const char *device;  /* NULL: "cpu" */
+    const char *storage; /* NULL: device */
     int prefetch;
     bool sgd; /* else AdamW */
 } mini_opts;

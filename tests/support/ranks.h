@@ -24,7 +24,7 @@ enum { SANITIZED = 0 };
 typedef struct corner {
     const char *transport, *device;
     fsdp_mode mode;
-    int ranks;
+    int ranks, shards; /* shards: as fsdp_unit_opts; in_corners() sets it to 0 */
     bool threads;
     void *arg, *shared;
 } corner;

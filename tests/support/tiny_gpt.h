@@ -11,6 +11,7 @@ enum { TINY_VOCAB = 13, TINY_WIDTH = 6, TINY_HEADS = 2, TINY_LAYERS = 2, TINY_CO
 
 typedef struct tiny_gpt_opts {
     fsdp_mode mode;
+    int shards; /* as fsdp_unit_opts */
     const char *device; /* NULL: "cpu" */
     float dropout;
     int prefetch;

@@ -197,7 +197,7 @@ fsdp_status toy_create(toy *t, fsdp_comm *comm, const toy_opts *o)
     FSDP_TRY(fsdp_device_open(&t->device, o->device != NULL ? o->device : "cpu"));
     uint64_t seed = o->seed;
     for (int u = 0; u < TOY_UNITS; u++) {
-        fsdp_unit_opts uo = { .name = units[u].name, .mode = o->mode, .compute_device = t->device, .prefetch = o->prefetch };
+        fsdp_unit_opts uo = { .name = units[u].name, .mode = o->mode, .shards = o->shards, .compute_device = t->device, .prefetch = o->prefetch };
         FSDP_TRY(fsdp_unit_create(&t->unit[u], comm, units[u].params, units[u].count, &uo));
         FSDP_TRY(fsdp_unit_fill(t->unit[u], fill, &seed));
     }

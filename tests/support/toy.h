@@ -25,6 +25,7 @@ typedef struct toy {
 
 typedef struct toy_opts {
     fsdp_mode mode;
+    int shards; /* as fsdp_unit_opts */
     const char *device; /* "cpu", "guard" */
     uint64_t seed;
     int prefetch;

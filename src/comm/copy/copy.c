@@ -41,24 +41,27 @@ static fsdp_status move(fsdp_stream *s, fsdp_comm *comm, void *dst, const void *
 
 struct fsdpi_flat {
     fsdpi_region region;
+    fsdpi_group group;
+    int member;
     size_t *edges;
-    unsigned char *mailbox; /* the whole, mapped for the host */
+    unsigned char *mailbox; /* the group's whole, mapped for the host */
     char name[FSDPI_NAME];
 };
 
 static void destroy_flat(fsdpi_flat *f)
 {
     if (f == NULL) return;
-    fsdpi_region_unmap(&f->region, fsdp_device_cpu(), f->mailbox, f->edges[f->region.comm->size]);
+    fsdpi_region_unmap(&f->region, fsdp_device_cpu(), f->mailbox, f->edges[f->group.size]);
     fsdpi_region_destroy(&f->region);
     fsdpi_free(f->edges);
     fsdpi_free(f);
 }
 
-static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
+static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdpi_group group, fsdp_device *dev, const size_t *edges, size_t room,
+                               const char *name)
 {
     (void)dev;
-    size_t n = (size_t)comm->size + 1, bytes = edges[comm->size];
+    size_t n = (size_t)group.size + 1, bytes = edges[group.size], stride = fsdpi_round_up(room, fsdpi_page_size());
     void *p;
     fsdpi_region region;
     fsdpi_flat *f = fsdpi_calloc(1, sizeof(*f));
@@ -66,16 +69,16 @@ static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *d
     fsdp_status st = FSDP_OK;
     if (f == NULL || copy == NULL)
         st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for the parameters of \"%s\"", name);
-    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, bytes);
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, stride * (size_t)(comm->size / group.size));
     if (st != FSDP_OK) {
         fsdpi_free(f);
         fsdpi_free(copy);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
-    *f = (fsdpi_flat){ .region = region, .edges = copy };
+    *f = (fsdpi_flat){ .region = region, .group = group, .member = fsdpi_group_member(&group, comm->rank), .edges = copy };
     memcpy(copy, edges, n * sizeof(*copy));
     snprintf(f->name, sizeof(f->name), "%s", name);
-    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, fsdp_device_cpu(), 0, bytes, true, &p), fail);
+    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, fsdp_device_cpu(), stride * (size_t)fsdpi_group_index(&group, comm->rank), bytes, true, &p), fail);
     f->mailbox = p;
     *out = f;
     return FSDP_OK;
@@ -97,14 +100,14 @@ static fsdp_status flat_done(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 
 static fsdp_status flat_open(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_wait(s, &f->region, true, -1, v, "write", f->name);
+    return fsdpi_launch_wait(s, &f->region, &f->group, true, -1, v, "write", f->name);
 }
 
 static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s)
 {
-    int r = f->region.comm->rank;
-    FSDP_TRY(move(s, f->region.comm, f->mailbox + f->edges[r], slice, f->edges[r + 1] - f->edges[r], true));
-    return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, r), v);
+    int m = f->member;
+    if (slice != NULL) FSDP_TRY(move(s, f->region.comm, f->mailbox + f->edges[m], slice, f->edges[m + 1] - f->edges[m], true));
+    return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, f->region.comm->rank), v);
 }
 
 static fsdp_status flat_restart(fsdpi_flat *f, const void *slice, fsdp_stream *s)
@@ -115,9 +118,9 @@ static fsdp_status flat_restart(fsdpi_flat *f, const void *slice, fsdp_stream *s
 
 static fsdp_status flat_gather(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s)
 {
-    for (int r = 0; r < f->region.comm->size; r++) {
-        FSDP_TRY(fsdpi_launch_wait(s, &f->region, false, r, v, "gather", f->name));
-        FSDP_TRY(move(s, f->region.comm, (char *)whole + f->edges[r], f->mailbox + f->edges[r], f->edges[r + 1] - f->edges[r],
+    for (int m = 0; m < f->group.size; m++) {
+        FSDP_TRY(fsdpi_launch_wait(s, &f->region, &f->group, false, m, v, "gather", f->name));
+        FSDP_TRY(move(s, f->region.comm, (char *)whole + f->edges[m], f->mailbox + f->edges[m], f->edges[m + 1] - f->edges[m],
                       true));
     }
     return FSDP_OK;
@@ -131,6 +134,7 @@ static const void *flat_whole(fsdpi_flat *f)
 
 struct fsdpi_window {
     fsdpi_region region;
+    fsdpi_group group;
     fsdp_device *dev;
     size_t bytes, stride;
     unsigned char *mailbox; /* all ranks', mapped for the host */
@@ -162,7 +166,7 @@ static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_devic
         fsdpi_free(w);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
-    *w = (fsdpi_window){ .region = region, .dev = dev, .bytes = bytes, .stride = stride };
+    *w = (fsdpi_window){ .region = region, .group = fsdpi_group_all(comm), .dev = dev, .bytes = bytes, .stride = stride };
     FSDP_TRY_GOTO(fsdpi_region_map(&w->region, fsdp_device_cpu(), 0, all, true, &p), fail);
     w->mailbox = p;
     FSDP_TRY_GOTO(dev->ops->alloc(dev, w->stride, &w->buffer), fail);
@@ -186,7 +190,7 @@ static unsigned char *mailbox_of(fsdpi_window *w, int rank)
 
 static fsdp_status window_acquire(fsdpi_window *w, uint32_t use, const char *name, fsdp_stream *s)
 {
-    return fsdpi_launch_wait(s, &w->region, true, -1, use - 1, "wait for the gradient window", name);
+    return fsdpi_launch_wait(s, &w->region, &w->group, true, -1, use - 1, "wait for the gradient window", name);
 }
 
 static fsdp_status window_post(fsdpi_window *w, uint32_t use, size_t bytes, fsdp_stream *s)
@@ -215,7 +219,7 @@ static fsdp_status window_peer(fsdpi_window *w, uint32_t use, int r, size_t lo, 
                                const void **out)
 {
     FSDP_TRY(scribble_staging(w, s));
-    FSDP_TRY(fsdpi_launch_wait(s, &w->region, false, r, use, "gradient reduction", name));
+    FSDP_TRY(fsdpi_launch_wait(s, &w->region, &w->group, false, r, use, "gradient reduction", name));
     FSDP_TRY(move(s, w->region.comm, w->staging, mailbox_of(w, r) + lo, hi - lo, false));
     w->staged = hi - lo;
     *out = w->staging;

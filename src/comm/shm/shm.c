@@ -14,6 +14,7 @@
 
 struct fsdpi_flat {
     fsdpi_region region;
+    fsdpi_group group;
     fsdp_device *dev;
     size_t bytes;        /* the whole */
     size_t lo, hi;       /* of this rank */
@@ -32,23 +33,32 @@ static void destroy_flat(fsdpi_flat *f)
     fsdpi_free(f);
 }
 
-static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdp_device *dev, const size_t *edges, const char *name)
+static fsdp_status create_flat(fsdpi_flat **out, fsdp_comm *comm, fsdpi_group group, fsdp_device *dev, const size_t *edges, size_t room,
+                               const char *name)
 {
-    size_t bytes = edges[comm->size];
+    int member = fsdpi_group_member(&group, comm->rank);
+    size_t page = fsdpi_page_size(), bytes = edges[group.size], stride = fsdpi_round_up(room, page);
     fsdpi_region region;
     fsdpi_flat *f = fsdpi_calloc(1, sizeof(*f));
     fsdp_status st = FSDP_OK;
     if (f == NULL) st = fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for the parameters of \"%s\"", name);
-    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, bytes);
+    st = fsdpi_region_create(&region, comm, st, 2 * comm->size, stride * (size_t)(comm->size / group.size));
     if (st != FSDP_OK) {
         fsdpi_free(f);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
-    size_t lo = edges[comm->rank], hi = edges[comm->rank + 1], page = fsdpi_page_size(), at = lo / page * page;
-    *f = (fsdpi_flat){ .region = region, .dev = dev, .bytes = bytes, .lo = lo, .hi = hi, .mine_at = at, .mine_bytes = hi > lo ? hi - at : 0 };
+    size_t lo = edges[member], hi = edges[member + 1], at = lo / page * page, base = stride * (size_t)fsdpi_group_index(&group, comm->rank);
+    *f = (fsdpi_flat){ .region = region,
+                       .group = group,
+                       .dev = dev,
+                       .bytes = bytes,
+                       .lo = lo,
+                       .hi = hi,
+                       .mine_at = at,
+                       .mine_bytes = hi > lo ? hi - at : 0 };
     snprintf(f->name, sizeof(f->name), "%s", name);
-    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, 0, f->bytes, false, &f->view), fail);
-    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, f->mine_at, f->mine_bytes, true, &f->mine), fail);
+    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, base, f->bytes, false, &f->view), fail);
+    FSDP_TRY_GOTO(fsdpi_region_map(&f->region, dev, base + f->mine_at, f->mine_bytes, true, &f->mine), fail);
     *out = f;
     return FSDP_OK;
 fail:
@@ -68,13 +78,13 @@ static fsdp_status flat_done(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 
 static fsdp_status flat_open(fsdpi_flat *f, uint32_t v, fsdp_stream *s)
 {
-    return fsdpi_launch_wait(s, &f->region, true, -1, v, "write", f->name);
+    return fsdpi_launch_wait(s, &f->region, &f->group, true, -1, v, "write", f->name);
 }
 
 static fsdp_status flat_publish(fsdpi_flat *f, uint32_t v, const void *slice, fsdp_stream *s)
 {
     void *place = flat_slice(f);
-    if (f->hi > f->lo && slice != place) FSDP_TRY(fsdp_stream_copy(s, place, slice, f->hi - f->lo));
+    if (f->hi > f->lo && slice != NULL && slice != place) FSDP_TRY(fsdp_stream_copy(s, place, slice, f->hi - f->lo));
     return fsdpi_launch_set(s, fsdpi_first_counter(&f->region, f->region.comm->rank), v);
 }
 
@@ -87,7 +97,7 @@ static fsdp_status flat_restart(fsdpi_flat *f, const void *slice, fsdp_stream *s
 static fsdp_status flat_gather(fsdpi_flat *f, uint32_t v, void *whole, fsdp_stream *s)
 {
     (void)whole;
-    return fsdpi_launch_wait(s, &f->region, false, -1, v, "gather", f->name);
+    return fsdpi_launch_wait(s, &f->region, &f->group, false, -1, v, "gather", f->name);
 }
 
 static const void *flat_whole(fsdpi_flat *f)
@@ -105,6 +115,7 @@ static void flat_protect(fsdpi_flat *f, bool readable)
 
 struct fsdpi_window {
     fsdpi_region region;
+    fsdpi_group group;
     fsdp_device *dev;
     size_t bytes, stride;
     void *all; /* every rank's, as this device sees them */
@@ -130,7 +141,7 @@ static fsdp_status create_window(fsdpi_window **out, fsdp_comm *comm, fsdp_devic
         fsdpi_free(w);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
-    *w = (fsdpi_window){ .region = region, .dev = dev, .bytes = bytes, .stride = stride };
+    *w = (fsdpi_window){ .region = region, .group = fsdpi_group_all(comm), .dev = dev, .bytes = bytes, .stride = stride };
     FSDP_TRY_GOTO(fsdpi_region_map(&w->region, dev, 0, all, true, &w->all), fail);
     *out = w;
     return FSDP_OK;
@@ -151,7 +162,7 @@ static void *window_buffer(fsdpi_window *w)
 
 static fsdp_status window_acquire(fsdpi_window *w, uint32_t use, const char *name, fsdp_stream *s)
 {
-    return fsdpi_launch_wait(s, &w->region, true, -1, use - 1, "wait for the gradient window", name);
+    return fsdpi_launch_wait(s, &w->region, &w->group, true, -1, use - 1, "wait for the gradient window", name);
 }
 
 static fsdp_status window_post(fsdpi_window *w, uint32_t use, size_t bytes, fsdp_stream *s)
@@ -171,7 +182,7 @@ static fsdp_status window_peer(fsdpi_window *w, uint32_t use, int r, size_t lo, 
                                const void **out)
 {
     (void)hi;
-    FSDP_TRY(fsdpi_launch_wait(s, &w->region, false, r, use, "gradient reduction", name));
+    FSDP_TRY(fsdpi_launch_wait(s, &w->region, &w->group, false, r, use, "gradient reduction", name));
     *out = (const char *)buffer_of(w, r) + lo;
     return FSDP_OK;
 }

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * Units whose slices are kept on another device than they are used on (offload). One of the two is the host, whose addresses
+ * streams of any device can use; so whatever goes between them runs on a stream of the other. */
+#include "shard/unit.h"
+
+static fsdp_stream *stream_of(const fsdpi_devctx *d, bool comm)
+{
+    return comm ? d->comm : d->compute;
+}
+
+fsdp_stream *fsdpi_between(const fsdp_unit *u, bool comm)
+{
+    return stream_of(fsdp_device_host_accessible(u->store->dev) ? u->ctx : u->store, comm);
+}
+
+fsdp_status fsdpi_between_begin(const fsdp_unit *u, bool comm)
+{
+    fsdp_stream *s = fsdpi_between(u, comm);
+    FSDP_TRY(fsdpi_stream_wait_stream(s, stream_of(u->ctx, comm)));
+    return fsdpi_stream_wait_stream(s, stream_of(u->store, comm));
+}
+
+fsdp_status fsdpi_between_copy(fsdp_unit *u, void *to, const void *from, size_t bytes)
+{
+    FSDP_TRY(fsdpi_between_begin(u, false));
+    FSDP_TRY(fsdp_stream_copy(fsdpi_between(u, false), to, from, bytes));
+    return fsdpi_between_end(u, false);
+}
+
+fsdp_status fsdpi_between_end(const fsdp_unit *u, bool comm)
+{
+    fsdp_stream *s = fsdpi_between(u, comm);
+    FSDP_TRY(fsdpi_stream_wait_stream(stream_of(u->ctx, comm), s));
+    return fsdpi_stream_wait_stream(stream_of(u->store, comm), s);
+}
