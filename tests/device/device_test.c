@@ -370,6 +370,35 @@ static void test_waiting_for_a_failed_stream(void **state)
     fsdp_device_close(dev);
 }
 
+static fsdp_status k_until(const fsdp_kernel *k, const void *args)
+{
+    (void)k;
+    while (atomic_load(*(_Atomic int *const *)args) == 0) usleep(50);
+    return FSDP_OK;
+}
+
+/* What failed behind the place that is waited for is no concern of the waiter's, however late it looks. */
+static void test_waiting_for_work_before_a_failure(void **state)
+{
+    (void)state;
+    fsdp_device *dev = open_device("guard");
+    fsdp_stream *a = open_stream(dev), *b = open_stream(dev);
+    _Atomic int go = 0, *g = &go;
+    int ran = 0, *p = &ran;
+    assert_ok(fsdp_stream_launch(a, k_count, &p, sizeof(p)));
+    assert_ok(fsdp_stream_launch(b, k_until, &g, sizeof(g)));
+    assert_ok(fsdpi_stream_wait_stream(b, a));
+    assert_ok(fsdp_stream_launch(b, k_count, &p, sizeof(p)));
+    while (fsdp_stream_launch(a, k_fail, &(int){ 4 }, sizeof(int)) == FSDP_OK) usleep(50); /* until it has failed */
+    atomic_store(&go, 1);
+    assert_ok(fsdp_stream_sync(b));
+    assert_int_equal(ran, 2);
+    assert_fails(fsdp_stream_sync(a), FSDP_ERR_NONFINITE, "kernel 4");
+    fsdpi_stream_destroy(a);
+    fsdpi_stream_destroy(b);
+    fsdp_device_close(dev);
+}
+
 /* ---- threads ---- */
 
 typedef struct many {
@@ -577,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_bare_statuses),
         cmocka_unit_test(test_streams_wait_for_each_other),
         cmocka_unit_test(test_waiting_for_a_failed_stream),
+        cmocka_unit_test(test_waiting_for_work_before_a_failure),
         cmocka_unit_test(test_kernels_use_the_rank_s_threads),
         cmocka_unit_test(test_every_allocation_may_fail),
         cmocka_unit_test(test_what_must_fault_does),

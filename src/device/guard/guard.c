@@ -54,6 +54,7 @@ typedef struct guard_stream {
     uint64_t launched, done;
     bool quit;
     fsdpi_error failed;
+    uint64_t failed_at; /* which item it was */
     uint32_t random;
 } guard_stream;
 
@@ -205,7 +206,10 @@ static void fail(guard_stream *s, fsdp_status st)
     fsdpi_error e;
     fsdpi_error_save(&e);
     pthread_mutex_lock(&s->lock);
-    if (s->failed.st == FSDP_OK) s->failed = e;
+    if (s->failed.st == FSDP_OK) {
+        s->failed = e;
+        s->failed_at = s->done + 1;
+    }
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -219,8 +223,9 @@ static void run(guard_stream *s, work *w)
     pthread_mutex_lock(&w->other->lock);
     while (w->other->done < w->upto) pthread_cond_wait(&w->other->changed, &w->other->lock);
     fsdpi_error e = w->other->failed;
+    bool before = w->other->failed_at <= w->upto; /* what failed after the place that is waited for is no concern here */
     pthread_mutex_unlock(&w->other->lock);
-    if (e.st != FSDP_OK) {
+    if (e.st != FSDP_OK && before) {
         fsdpi_error_restore(&e);
         fail(s, e.st);
     }
