@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "comm/comm.h"
+#include "shard/life.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -76,12 +77,13 @@ static void check_entry(const fsdpi_entry *e, const fsdp_checkpoint_reader *r, c
     }
 }
 
-/* A unit is filled as a whole. */
+/* A unit is filled as a whole, and if one may not be filled now, none is. */
 static fsdp_status check_units(const fsdp_checkpoint *c)
 {
     for (int i = 0; i < c->count; i++) {
         if (c->entry[i].kind != FSDPI_ENTRY_PARAM) continue;
         fsdp_unit *u = c->entry[i].unit;
+        FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_FILL, NULL));
         for (int k = 0; k < fsdp_unit_param_count(u); k++) {
             bool found = false;
             for (int j = 0; j < c->count && !found; j++) found = c->entry[j].kind == FSDPI_ENTRY_PARAM && c->entry[j].unit == u && c->entry[j].index == k;
