@@ -141,11 +141,22 @@ typedef struct wait_arg {
     const char *what;
 } wait_arg;
 
+/* In a reset a rank lets end what it has launched. What others had to say for it they have said once they are quiet: one
+ * that failed in between, and whom all have met since, has not, and will not. */
+static fsdp_status check_quiet(const fsdp_comm *comm, int for_rank, const char *what)
+{
+    uint32_t mine = atomic_load_explicit(&comm->block->member[comm->rank].reset.value, memory_order_relaxed);
+    uint32_t theirs = atomic_load_explicit(&comm->block->member[for_rank].reset.value, memory_order_acquire);
+    FSDP_FAIL_IF(mine % FSDPI_RESET_STEPS != 0 && (int32_t)(theirs - mine) > 0, FSDP_ERR_COMM, "fsdp_comm_reset() was called; rank %d had not come to %s", comm->world_ranks[for_rank], what);
+    return FSDP_OK;
+}
+
 static fsdp_status check_wait(void *arg, int64_t waited_ns)
 {
     wait_arg *w = arg;
     fsdpi_comm_compare(w->comm);
     FSDP_TRY(fsdpi_comm_check(w->comm, w->made));
+    FSDP_TRY(check_quiet(w->comm, w->for_rank, w->what));
     return fsdpi_comm_check_peer(w->comm, w->for_rank, waited_ns, w->what);
 }
 
