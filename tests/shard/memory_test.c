@@ -7,7 +7,9 @@
 #include "support/ranks.h"
 
 #include "base/alloc.h"
-#include "shard/unit.h"
+#include "shard/footprint.h"
+
+#include <unistd.h>
 
 static fsdpi_devctx *ctx_of(const mini *m)
 {
@@ -168,6 +170,231 @@ static void test_nothing_is_taken_after_the_first_step(void **state)
     in_corners(steady, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 } });
 }
 
+/* ---- every byte, in every phase ---- */
+
+/* Of shared memory, all ranks together. */
+static size_t shared_now(fsdp_comm *comm)
+{
+    const fsdpi_control *c = comm->world->control;
+    size_t used = c->top;
+    for (int i = 0; i < c->free_count; i++) used -= c->free[i].bytes;
+    return used;
+}
+
+typedef struct taken {
+    size_t arena, gathered, shared;
+} taken;
+
+static taken taken_now(const mini *m)
+{
+    return (taken){ fsdpi_arena_get_stats(ctx_of(m)->arena).bytes_live, fsdpi_arena_get_stats(ctx_of(m)->gathered).bytes_live, shared_now(m->comm) };
+}
+
+/* What docs/memory.md says. sums: accumulators of each unit; whole, stepping, written: bits of units. */
+static taken predicted(const mini *m, size_t at_rest, int states, int sums, unsigned whole, unsigned stepping, unsigned written, bool windows)
+{
+    taken b = { .shared = at_rest };
+    for (int u = 0; u < MINI_UNITS; u++) {
+        fsdpi_footprint f = fsdpi_unit_footprint(m->unit[u]);
+        b.arena += f.master + (size_t)states * (size_t)fsdp_unit_slice_numel(m->unit[u]) * sizeof(float) + (size_t)sums * f.sum;
+        b.arena += (stepping >> u & 1 ? f.step : 0) + (written >> u & 1 ? f.summoned : 0);
+        b.gathered += whole >> u & 1 ? f.gathered : 0;
+        b.shared += f.shared;
+    }
+    if (windows) b.shared += fsdpi_windows_footprint_of(m->unit[0]->rt, 2).shared;
+    return b;
+}
+
+static fsdp_status expect_bytes(const mini *m, taken want, const char *when)
+{
+    FSDP_TRY(fsdp_comm_barrier(m->comm)); /* shared memory is all ranks' */
+    taken got = taken_now(m);
+    FSDP_TRY(fsdp_comm_barrier(m->comm));
+    FSDP_FAIL_IF(memcmp(&got, &want, sizeof(got)) != 0, FSDP_ERR_INTERNAL, "%s: %zu bytes of its own, %zu gathered, %zu shared; predicted %zu, %zu, %zu", when, got.arena, got.gathered,
+                 got.shared, want.arena, want.gathered, want.shared);
+    return FSDP_OK;
+}
+
+static fsdp_status every_byte(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    const unsigned all = (1u << MINI_UNITS) - 1, one = 1u << MINI_BIG, root = 1u << MINI_ROOT;
+    const unsigned kept = c->mode == FSDP_MODE_OPTIMIZER ? all : 0; /* from the first pass on */
+    const size_t at_rest = shared_now(comm);
+    FSDP_TRY(fsdp_comm_barrier(comm));
+    mini m;
+    fsdp_pass *p;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .prefetch = -1 })); /* AdamW: two states */
+    FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 0, 0, 0, 0, false), "after create"));
+    for (int step = 0; step < 3; step++) {
+        int sums = step == 0 ? 0 : 2;
+        for (int pass = 0; pass < 2; pass++) {
+            bool windows = step > 0 || pass > 0;
+            FSDP_TRY(fsdp_pass_begin(&p, comm, FSDP_PASS_TRAIN));
+            FSDP_TRY(mini_run(&m, p, "[0 F1 F2 F3 F4 [5", 2 * step + pass));
+            unsigned whole = c->mode == FSDP_MODE_FULL ? root | one : all;
+            FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, sums, whole, 0, 0, windows), "in the forward"));
+            FSDP_TRY(mini_run(&m, p, "]5 ]0 {0 B5 B4 B3 B2 B1", 2 * step + pass));
+            FSDP_TRY(mini_run(&m, p, "}0", 2 * step + pass));
+            FSDP_TRY(fsdp_pass_end(p));
+            if (sums < 2) sums++;
+            FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, sums, kept, 0, 0, true), pass == 0 ? "after a pass" : "after two passes"));
+        }
+        FSDP_TRY(fsdp_step_begin(mini_list(&m)));
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept, all, 0, true), "in a step"));
+        FSDP_TRY(fsdp_step_end(mini_list(&m)));
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept, 0, 0, true), "after a step"));
+        FSDP_TRY(fsdp_unit_summon_begin(m.unit[MINI_BIG], &(fsdp_unit_summon_opts){ .writeback = true }));
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept | one, 0, one, true), "while summoned"));
+        FSDP_TRY(fsdp_unit_summon_end(m.unit[MINI_BIG]));
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept, 0, 0, true), "after a summon"));
+    }
+    size_t windows = fsdpi_windows_footprint_of(m.unit[0]->rt, 2).shared; /* they are the communicator's */
+    mini_destroy(&m);
+    FSDP_TRY(fsdp_comm_barrier(comm));
+    if (shared_now(comm) != at_rest + windows) FSDP_FAIL(FSDP_ERR_INTERNAL, "%zu bytes are shared after destroy, not %zu", shared_now(comm), at_rest + windows);
+    return fsdp_comm_barrier(comm);
+}
+
+static void test_every_byte_is_predicted(void **state)
+{
+    (void)state;
+    in_corners(every_byte, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 2, 5, 0 } });
+}
+
+/* A communicator that goes takes everything along. */
+static fsdp_status apart(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    const size_t at_rest = shared_now(comm);
+    FSDP_TRY(fsdp_comm_barrier(comm));
+    for (int turn = 0; turn < 3; turn++) {
+        fsdp_comm *part;
+        mini m;
+        FSDP_TRY(fsdp_comm_split(comm, fsdp_comm_rank(comm) % 2, 0, &part));
+        FSDP_TRY(mini_create(&m, part, &(mini_opts){ .mode = c->mode, .device = c->device }));
+        FSDP_TRY(mini_step(&m, MINI_NESTED, turn, 6));
+        mini_destroy(&m);
+        fsdp_comm_destroy(part);
+        FSDP_TRY(fsdp_comm_barrier(comm));
+        if (shared_now(comm) != at_rest) FSDP_FAIL(FSDP_ERR_INTERNAL, "%zu bytes are shared in the end, %zu at first", shared_now(comm), at_rest);
+        FSDP_TRY(fsdp_comm_barrier(comm));
+    }
+    return FSDP_OK;
+}
+
+static void test_a_communicator_takes_all_along(void **state)
+{
+    (void)state;
+    in_corners(apart, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 } });
+}
+
+/* ---- what the system says ---- */
+
+/* Proportional set size of this process, in bytes. */
+static size_t pss_now(void)
+{
+    size_t kib = 0;
+    char line[256];
+    FILE *f = fopen("/proc/self/smaps_rollup", "r");
+    while (f != NULL && fgets(line, sizeof(line), f) != NULL)
+        if (sscanf(line, "Pss: %zu kB", &kib) == 1) break;
+    if (f != NULL) fclose(f);
+    return kib << 10;
+}
+
+enum { FAT_UNITS = 4, FAT_NUMEL = 600 * 1000 };
+
+static fsdp_status k_fill(const fsdp_kernel *k, const void *args)
+{
+    float *g = fsdp_kernel_ptr(k, *(float *const *)args);
+    for (int i = 0; i < FAT_NUMEL; i++) g[i] = 0.5f;
+    return FSDP_OK;
+}
+
+static void ones(const char *name, int64_t i, float *value, void *arg)
+{
+    (void)name;
+    (void)i;
+    (void)arg;
+    *value = 1;
+}
+
+static fsdp_status fat_pass(fsdp_comm *comm, fsdp_unit **unit)
+{
+    fsdp_pass *p;
+    FSDP_TRY(fsdp_pass_begin(&p, comm, FSDP_PASS_TRAIN));
+    for (int u = 0; u < FAT_UNITS; u++) {
+        FSDP_TRY(fsdp_unit_begin_forward(unit[u], p));
+        FSDP_TRY(fsdp_unit_end_forward(unit[u], p));
+    }
+    for (int u = FAT_UNITS - 1; u >= 0; u--) {
+        float beta, *g;
+        FSDP_TRY(fsdp_unit_begin_backward(unit[u], p));
+        g = fsdp_unit_grad(unit[u], 0, &beta);
+        FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(unit[u]), k_fill, &g, sizeof(g)));
+        FSDP_TRY(fsdp_unit_end_backward(unit[u], p));
+    }
+    return fsdp_pass_end(p);
+}
+
+/* The sum of PSS grows by no more than is predicted. */
+static fsdp_status fat(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    const fsdp_param w = { "w", 1, { FAT_NUMEL } };
+    fsdp_device *device;
+    fsdp_unit *unit[FAT_UNITS];
+    fsdp_optim *optim;
+    FSDP_TRY(fsdp_device_open(&device, c->device));
+    FSDP_TRY(fsdp_comm_barrier(comm));
+    double pss = -(double)pss_now(), own = 0, shared = 0;
+    FSDP_TRY(fsdp_comm_barrier(comm));
+    for (int u = 0; u < FAT_UNITS; u++) {
+        FSDP_TRY(fsdp_unit_create(&unit[u], comm, &w, 1, &(fsdp_unit_opts){ .name = "fat", .mode = c->mode, .compute_device = device }));
+        FSDP_TRY(fsdp_unit_init(unit[u], ones, NULL));
+    }
+    FSDP_TRY(fsdp_optim_create_adamw(&optim, (fsdp_unit_list){ unit, FAT_UNITS }, &(fsdp_adamw_opts){ .lr = 0.1f }));
+    for (int step = 0; step < 3; step++) {
+        for (int pass = 0; pass < 2; pass++) FSDP_TRY(fat_pass(comm, unit));
+        FSDP_TRY(fsdp_optim_step(optim, NULL));
+    }
+    FSDP_TRY(fsdpi_runtime_sync(unit[0]->rt));
+    FSDP_TRY(fsdp_comm_barrier(comm));
+    pss += (double)pss_now();
+    FSDP_TRY(fsdp_comm_barrier(comm));
+    /* Of what is not in use an arena keeps the most there was: two units whole at once and one ahead, a fill's values. */
+    for (int u = 0; u < FAT_UNITS; u++) {
+        fsdpi_footprint f = fsdpi_unit_footprint(unit[u]);
+        own += (double)(f.master + 2 * f.sum + f.step) + 2.0 * (double)fsdp_unit_slice_numel(unit[u]) * sizeof(float);
+        own += (double)(u < 3 || c->mode == FSDP_MODE_OPTIMIZER || c->mode == FSDP_MODE_GRAD_OP ? f.gathered : 0);
+        own += u == 0 ? (double)fsdp_unit_slice_numel(unit[u]) * sizeof(float) : 0;
+        shared += (double)f.shared;
+    }
+    fsdpi_windows_footprint windows = fsdpi_windows_footprint_of(unit[0]->rt, 1);
+    own += (double)windows.own;
+    shared += (double)windows.shared;
+    double all[2] = { pss, own };
+    FSDP_TRY(fsdp_comm_sum_exact(comm, all, 2));
+    const double slack = 2e6 * c->ranks; /* code that is used for the first time, stacks, the heap of the C library */
+    FSDP_FAIL_IF(all[0] > all[1] + shared + slack, FSDP_ERR_INTERNAL, "the ranks' PSS has grown by %.1f MB; predicted are %.1f MB and %.1f MB shared", all[0] / 1e6, all[1] / 1e6,
+                 shared / 1e6);
+    /* A bound that is far off says nothing. */
+    FSDP_FAIL_IF(all[0] < 0.6 * (all[1] + shared), FSDP_ERR_INTERNAL, "the ranks' PSS has grown by %.1f MB only; predicted are %.1f MB and %.1f MB shared", all[0] / 1e6, all[1] / 1e6,
+                 shared / 1e6);
+    fsdp_optim_destroy(optim);
+    for (int u = 0; u < FAT_UNITS; u++) fsdp_unit_destroy(unit[u]);
+    fsdp_device_close(device);
+    return FSDP_OK;
+}
+
+static void test_pss_stays_within_what_is_predicted(void **state)
+{
+    (void)state;
+    if (SANITIZED || access("/proc/self/smaps_rollup", R_OK) != 0) skip();
+    in_corners(fat, &(corners){ .all_modes = true, .processes_only = true, .device = "cpu", .ranks = (const int[]){ 1, 3, 0 } });
+}
+
 /* ---- messages and bytes ---- */
 
 static fsdp_comm_stats minus(fsdp_comm_stats a, fsdp_comm_stats b)
@@ -250,6 +477,9 @@ int main(void)
         cmocka_unit_test(test_whole_only_when_used),
         cmocka_unit_test(test_as_many_ahead_as_asked_for),
         cmocka_unit_test(test_nothing_is_taken_after_the_first_step),
+        cmocka_unit_test(test_every_byte_is_predicted),
+        cmocka_unit_test(test_a_communicator_takes_all_along),
+        cmocka_unit_test(test_pss_stays_within_what_is_predicted),
         cmocka_unit_test(test_messages_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+#include "shard/footprint.h"
+
+#include "comm/symmetric.h"
+
+static size_t bytes_of(int64_t numel)
+{
+    return (size_t)numel * sizeof(float);
+}
+
+/* A range of shared memory: counters on pages of their own (two a rank, and one for its end), then the bytes. */
+static size_t region(const fsdpi_runtime *rt, size_t payload)
+{
+    size_t counters = (size_t)(2 * rt->comm->size + 1) * sizeof(fsdpi_counter), page = fsdpi_page_size();
+    return fsdpi_round_up(counters, page) + fsdpi_round_up(payload, page);
+}
+
+fsdpi_footprint fsdpi_unit_footprint(const fsdp_unit *u)
+{
+    const bool copies = !u->rt->comm->transport->zero_copy, none = u->mode == FSDP_MODE_NONE;
+    const size_t whole = bytes_of(u->layout.total), slice = bytes_of(fsdpi_unit_slice(u));
+    return (fsdpi_footprint){
+        .master = none ? whole : copies ? slice : 0,
+        .sum = slice,
+        .gathered = copies && !none ? whole : 0,
+        .step = copies && none ? whole : 0,
+        .summoned = whole,
+        .shared = region(u->rt, whole),
+    };
+}
+
+/* In steps of an eighth of their power of two, a page at least. */
+static size_t window_size(size_t bytes)
+{
+    size_t step = fsdpi_page_size();
+    while (step * 16 < bytes) step *= 2;
+    return fsdpi_round_up(bytes, step);
+}
+
+static size_t window_size_of(const fsdp_unit *u)
+{
+    return window_size(bytes_of(u->layout.total));
+}
+
+static int same_size(const fsdpi_runtime *rt, const fsdp_unit *like, const fsdp_unit *before)
+{
+    int n = 0;
+    for (const fsdp_unit *u = rt->units; u != before; u = u->following) n += u->ctx == like->ctx && window_size_of(u) == window_size_of(like);
+    return n;
+}
+
+fsdpi_windows_footprint fsdpi_windows_footprint_of(const fsdpi_runtime *rt, int open)
+{
+    fsdpi_windows_footprint f = { 0 };
+    int most = open > 3 ? open : 3;
+    for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) {
+        if (same_size(rt, u, u) > 0) continue; /* counted with the first of its size */
+        int of_size = same_size(rt, u, NULL), n = of_size < most ? of_size : most;
+        size_t bytes = window_size_of(u);
+        f.count += n;
+        f.own += rt->comm->transport->zero_copy ? 0 : (size_t)n * 2 * bytes; /* one to write to, one for what comes */
+        f.shared += (size_t)n * region(rt, bytes * (size_t)rt->comm->size);
+    }
+    return f;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * How much memory units take: a function of their layout, mode, number of ranks and transport, that nothing allocates by.
+ * docs/memory.md says it in words; tests/shard/memory_test.c compares it with what is really taken, to the byte. */
+#ifndef FSDPI_SHARD_FOOTPRINT_H
+#define FSDPI_SHARD_FOOTPRINT_H
+
+#include "shard/unit.h"
+
+/* Bytes of this rank, unless it says otherwise. */
+typedef struct fsdpi_footprint {
+    size_t master;   /* always: its own copy of what it keeps, where that is not in shared memory */
+    size_t sum;      /* an accumulator: one from the first pass on, a second one where a step has several passes */
+    size_t gathered; /* while the unit is whole */
+    size_t step;     /* while it is in a step, where it has gradients */
+    size_t summoned; /* while it is summoned with writeback */
+    size_t shared;   /* of all ranks together, always: published parameters and counters */
+} fsdpi_footprint;
+
+fsdpi_footprint fsdpi_unit_footprint(const fsdp_unit *u);
+
+/* Windows of the units' sizes, from the first pass on. At most `open` backwards of units of one size are within each other. */
+typedef struct fsdpi_windows_footprint {
+    int count;
+    size_t own;    /* bytes of this rank */
+    size_t shared; /* of all ranks together */
+} fsdpi_windows_footprint;
+
+fsdpi_windows_footprint fsdpi_windows_footprint_of(const fsdpi_runtime *rt, int open);
+
+#endif
