@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks docs/protocol.pml and docs/meeting.pml with spin: what they say must hold in every interleaving, and each broken
+# Checks docs/protocol.pml, docs/meeting.pml and docs/lifecycle.pml with spin: what they say must hold in every interleaving, and each broken
 # variant must be found out. Takes some seconds; exit status 77 where spin or a C compiler is missing.
 #
 #   dev/model.sh [-v]       -v: also what spin says of each
@@ -20,7 +20,7 @@ check() {
     want=$1 model=$2
     shift 2
     spin -a "$@" "$docs/$model.pml" >spin.log 2>&1 || { cat spin.log; exit 1; }
-    "$cc" -w -O0 -DSAFETY -o pan pan.c # compiling takes longer than searching
+    "$cc" -w "${opt:--O0}" -DSAFETY -DNOFAIR -o pan pan.c # mostly compiling takes longer than searching
     ./pan -m200000 -w22 >pan.log 2>&1 || true
     # A search that was cut short proves nothing.
     if ! grep -q "errors:" pan.log || grep -q "max search depth too small\|out of memory" pan.log; then
@@ -53,3 +53,17 @@ check holds meeting -DN=3 -DK=3
 for broken in ONE_SLOT NO_HASH NO_RECHECK; do
     check fails meeting -DN=3 -DK=3 -D$broken
 done
+
+# Any calls in any order: 0.5 million states each.
+opt=-O1
+check holds lifecycle -DPASSES=1 -DCHANGES=2 -DMODE1=1 -DMODE2=2
+check holds lifecycle -DPASSES=2 -DCHANGES=0 -DW=2
+check holds lifecycle -DPASSES=1 -DCHANGES=0 -DW=2 -DAGAIN=2
+opt=-O0
+for broken in KEEP_IDLE KEEP_HELD STEP_IN_PASS DROP_DONE_WAIT DROP_POST_AT_CANCEL DROP_OWED_AT_END ADD_IN_PLACE COMMIT_CANCELLED; do
+    check fails lifecycle -DPASSES=1 -DCHANGES=1 -D$broken
+done
+check fails lifecycle -DPASSES=1 -DCHANGES=2 -DMODE2=2 -DKEEP_STALE
+check fails lifecycle -DPASSES=1 -DCHANGES=2 -DDROP_GATHER_WAIT
+check fails lifecycle -DPASSES=1 -DCHANGES=0 -DAGAIN=2 -DDROP_POST_AT_END
+check fails lifecycle -DPASSES=1 -DCHANGES=0 -DAGAIN=2 -DW=1 -DDROP_OWED_FIRST
