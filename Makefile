@@ -2,7 +2,7 @@
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 
-.PHONY: all demo check build bench install clean setup
+.PHONY: all demo check soak build bench install clean setup
 all: build
 
 setup:
@@ -20,6 +20,10 @@ demo: build
 # Every test; TESTING.md says what is in it.
 check: setup
 	@dev/check.sh
+
+# A million calls at random, with failures put in, against a plain program; prints the seed of what fails. CALLS: how many.
+soak: build
+	@build/tests/random_calls_test --soak $(or $(CALLS),1000000)
 
 bench: build
 	@bench/run.sh
