@@ -97,7 +97,11 @@ const char *fsdp_comm_transport(const fsdp_comm *comm)
 
 void fsdp_comm_get_stats(const fsdp_comm *comm, fsdp_comm_stats *out)
 {
-    *out = comm->stats;
+    /* Streams add to them meanwhile: number by number. */
+    const uint64_t *from = (const uint64_t *)(const void *)&comm->stats;
+    uint64_t *to = (uint64_t *)(void *)out;
+    _Static_assert(sizeof(*out) % sizeof(uint64_t) == 0, "all are uint64_t");
+    for (size_t i = 0; i < sizeof(*out) / sizeof(uint64_t); i++) to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
 }
 
 void fsdp_comm_set_step(fsdp_comm *comm, int64_t step)

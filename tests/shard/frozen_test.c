@@ -97,6 +97,13 @@ static fsdp_status norm_of(fsdp_unit_list l, double *norm)
     return fsdp_step_cancel(l);
 }
 
+static uint64_t reduce_bytes(fsdp_comm *comm)
+{
+    fsdp_comm_stats s;
+    fsdp_comm_get_stats(comm, &s);
+    return s.reduce_bytes;
+}
+
 static uint64_t reduces(fsdp_comm *comm)
 {
     fsdp_comm_stats s;
@@ -127,11 +134,17 @@ static fsdp_status figures(fsdp_comm *comm, void *arg)
     rank_check(with == without && with > 0);
     /* A part of a unit: the squares of the others alone. */
     double all, part;
+    uint64_t bytes = reduce_bytes(comm);
     FSDP_TRY(mini_leaf(&m, "F5 B5", rank));
-    FSDP_TRY(norm_of((fsdp_unit_list){ &m.unit[MINI_BIG], 1 }, &all));
+    FSDP_TRY(norm_of((fsdp_unit_list){ &m.unit[MINI_BIG], 1 }, &all)); /* and all has run */
+    bytes = reduce_bytes(comm) - bytes;
     FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_BIG], 0, true));
+    uint64_t before_part = reduce_bytes(comm);
     FSDP_TRY(mini_leaf(&m, "F5 B5", rank));
     FSDP_TRY(norm_of((fsdp_unit_list){ &m.unit[MINI_BIG], 1 }, &part));
+    /* Rank 0's slice is of the frozen parameter alone: it reads nothing of the others (a transport that copies also counts posts). */
+    uint64_t bytes_part = reduce_bytes(comm) - before_part;
+    if (rank == 0 && size > 1) rank_check(strcmp(c->transport, "shm") == 0 ? bytes > 0 && bytes_part == 0 : bytes_part < bytes);
     rank_check(part > 0 && part < all / 2);
     mini_destroy(&m);
     return FSDP_OK;

@@ -126,6 +126,7 @@ static fsdp_status figures(fsdp_comm *comm, void *arg)
             continue;
         }
         FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+        FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
         m.number[rank] = 0;
         FSDP_TRY(mini_run(&m, pass, MINI_NESTED, rank));
         fsdp_pass_add_weight(pass, 5 + j);

@@ -423,6 +423,61 @@ static void test_weights_and_memory(void **state)
     in_corners(figures, &(corners){ .ranks = (const int[]){ 1, 3, 0 }, .threads_only = true, .all_modes = true });
 }
 
+/* ---- what else one does in between ---- */
+
+/* With gradients pending of both kinds: a save, a summon, an evaluation; the step is as if there had been none. */
+static fsdp_status in_between(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    int rank = fsdp_comm_rank(comm);
+    float got[2][1024];
+    for (int run = 0; run < 2; run++) {
+        mini m;
+        FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+        FSDP_TRY(mini_leaf(&m, "F1 B1 F2 B2", rank));
+        m.no_sync = true;
+        FSDP_TRY(mini_leaf(&m, "F1 B1 F5 B5", 8 + rank));
+        if (run == 1) {
+            fsdp_checkpoint *save;
+            fsdp_pass *eval;
+            FSDP_TRY(fsdp_checkpoint_create(&save, comm));
+            for (int u = 0; u < MINI_UNITS; u++)
+                for (int i = 0; i < fsdp_unit_param_count(m.unit[u]); i++)
+                    FSDP_TRY(fsdp_checkpoint_add_param(save, fsdp_unit_param_info(m.unit[u], i)->name, m.unit[u], i));
+            FSDP_TRY(fsdp_checkpoint_add_optim(save, m.optim));
+            FSDP_TRY(fsdp_checkpoint_save(save, c->arg, 1, 1));
+            fsdp_checkpoint_destroy(save);
+            float x[36];
+            FSDP_TRY(fsdp_unit_read_param(m.unit[MINI_A], 0, x));
+            FSDP_TRY(fsdp_unit_summon_begin(m.unit[MINI_A], NULL));
+            FSDP_TRY(fsdp_unit_summon_end(m.unit[MINI_A]));
+            rank_check(fsdp_unit_summon_begin(m.unit[MINI_A], &(fsdp_unit_summon_opts){ .grads = true }) == FSDP_ERR_STATE);
+            rank_check(strstr(fsdp_last_error_message(), "passes without sync") != NULL);
+            FSDP_TRY(fsdp_unit_summon_begin(m.unit[MINI_B], &(fsdp_unit_summon_opts){ .grads = true })); /* it has none of these */
+            FSDP_TRY(fsdp_unit_summon_end(m.unit[MINI_B]));
+            FSDP_TRY(fsdp_pass_begin(&eval, comm, FSDP_PASS_EVAL));
+            FSDP_TRY(mini_run(&m, eval, "F1 F2", 99));
+            FSDP_TRY(fsdp_pass_end(eval));
+        }
+        FSDP_TRY(mini_leaf(&m, "F1 B1", 16 + rank));
+        FSDP_TRY(fsdp_optim_step(m.optim, NULL));
+        FSDP_TRY(mini_read(&m, got[run]));
+        mini_destroy(&m);
+    }
+    rank_check(memcmp(got[0], got[1], (size_t)mini_numel() * sizeof(float)) == 0);
+    return FSDP_OK;
+}
+
+static void test_saving_in_between(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/fsdp-no-sync-XXXXXX", command[64];
+    assert_non_null(mkdtemp(folder));
+    in_corners(in_between, &(corners){ .ranks = (const int[]){ 1, 3, 0 }, .threads_only = true, .all_modes = true, .arg = folder });
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -433,6 +488,7 @@ int main(void)
         cmocka_unit_test(test_the_last_backward_sends),
         cmocka_unit_test(test_ranks_that_ended_different_passes),
         cmocka_unit_test(test_weights_and_memory),
+        cmocka_unit_test(test_saving_in_between),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
