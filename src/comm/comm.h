@@ -48,6 +48,7 @@
     X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
     X(FSDPI_OP_SUMMON_CANCEL, "cancellation of a summon")                                                   \
     X(FSDPI_OP_PUBLISH, "publication of parameters")                                                        \
+    X(FSDPI_OP_FILL, "setting of values")                                                                   \
     X(FSDPI_OP_FILL_FROM, "values from one rank")                                                           \
     X(FSDPI_OP_COMPARE, "comparison of values")                                                             \
     X(FSDPI_OP_NORM, "gradient norm")                                                                       \

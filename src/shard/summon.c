@@ -214,11 +214,11 @@ static fsdp_status write_grads(fsdp_unit *u)
 /* The own slice of what was written becomes the master, and is published: on all ranks, or the unit stays summoned. */
 static fsdp_status write_back(fsdp_unit *u)
 {
-    FSDP_TRY(fsdpi_unit_done(u));
-    FSDP_TRY(fsdpi_unit_open(u));
     if (u->summon.rank0_only) FSDP_TRY(fsdpi_comm_tell(u->rt->comm, FSDPI_OP_SUMMON_END, u->name, NULL, 0));
     else FSDP_TRY(compare_written(u, u->summoned, NULL));
     if (!u->summon.rank0_only && u->summon.grads && has_gradients(u)) FSDP_TRY(compare_written(u, u->summoned_grad, "the gradient of parameter"));
+    FSDP_TRY(fsdpi_unit_done(u));
+    FSDP_TRY(fsdpi_unit_open(u));
     FSDP_TRY(write_params(u));
     FSDP_TRY(write_grads(u));
     FSDP_TRY(fsdpi_unit_publish(u));

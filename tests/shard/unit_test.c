@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "shard/unit.h"
 
+#include <unistd.h>
+
 /* ---- shapes ---- */
 
 static void by_index(const char *name, int64_t i, float *value, void *arg)
@@ -470,6 +472,86 @@ static void test_communicators_side_by_side(void **state)
     in_corners(halves, &(corners){ .all_modes = true, .ranks = (const int[]){ 2, 6, 0 }, .threads_only = SANITIZED });
 }
 
+/* ---- reading between a step that was given up and the next ---- */
+
+typedef struct late_args {
+    const float *p;
+    float *to, want;
+    int64_t numel;
+    unsigned sleep_us;
+} late_args;
+
+static fsdp_status k_read_late(const fsdp_kernel *k, const void *args)
+{
+    const late_args *a = args;
+    const volatile float *p = fsdp_kernel_ptr(k, a->p);
+    usleep(a->sleep_us);
+    for (int64_t i = 0; i < a->numel; i++)
+        if (p[i] != a->want) FSDP_FAIL(FSDP_ERR_INTERNAL, "element %lld is %g, not %g: its owner did not wait", (long long)i, (double)p[i], (double)a->want);
+    return FSDP_OK;
+}
+
+static fsdp_status k_set_all(const fsdp_kernel *k, const void *args)
+{
+    const late_args *a = args;
+    float *to = fsdp_kernel_ptr(k, a->to);
+    for (int64_t i = 0; i < a->numel; i++) to[i] = a->want;
+    return FSDP_OK;
+}
+
+static fsdp_status fails_on_1(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
+{
+    (void)name, (void)param, (void)first;
+    for (int64_t i = 0; i < numel; i++) out[i] = -1;
+    FSDP_FAIL_IF(*(int *)arg == 1, FSDP_ERR_IO, "as it should");
+    return FSDP_OK;
+}
+
+/* All ranks have said that they are done with what is published, and then there was no new version. */
+static fsdp_status give_up(fsdp_unit *u, int how, int rank)
+{
+    if (how == 0) {
+        FSDP_TRY(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
+        return fsdp_step_cancel((fsdp_unit_list){ &u, 1 });
+    }
+    rank_check(fsdp_unit_fill(u, fails_on_1, &rank) == FSDP_ERR_IO);
+    return FSDP_OK;
+}
+
+static fsdp_status late_readers(fsdp_comm *comm, void *arg)
+{
+    enum { NUMEL = 200 };
+    site x;
+    fsdp_unit *u;
+    FSDP_TRY(open_site(&x, comm, arg));
+    FSDP_TRY(new_unit(&x, &u, &(fsdp_param){ "w0", 1, { NUMEL } }, 1, "u"));
+    for (int round = 0; round < 6; round++) {
+        FSDP_TRY(give_up(u, round % 2, x.rank));
+        late_args a = { .want = (float)round, .numel = NUMEL, .sleep_us = x.rank == round / 2 % x.size ? 8000 : 0 };
+        FSDP_TRY(fsdp_unit_summon_begin(u, NULL));
+        a.p = fsdp_unit_param(u, 0);
+        FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(u), k_read_late, &a, sizeof(a)));
+        FSDP_TRY(fsdp_unit_summon_end(u));
+        FSDP_TRY(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
+        const fsdp_slice *s;
+        int n;
+        fsdp_unit_slices(u, &s, &n);
+        for (int i = 0; i < n; i++)
+            FSDP_TRY(fsdp_stream_launch(fsdp_unit_storage_stream(u), k_set_all, &(late_args){ .to = s[i].master, .want = (float)(round + 1), .numel = s[i].numel }, sizeof(late_args)));
+        FSDP_TRY(fsdp_step_end((fsdp_unit_list){ &u, 1 }));
+    }
+    FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(u)));
+    fsdp_unit_destroy(u);
+    fsdp_device_close(x.dev);
+    return FSDP_OK;
+}
+
+static void test_owners_wait_for_who_reads_after_a_step_was_given_up(void **state)
+{
+    (void)state;
+    in_corners(late_readers, &(corners){ .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true });
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -481,6 +563,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_ranks_that_make_different_units),
         cmocka_unit_test(test_communicators_side_by_side),
+        cmocka_unit_test(test_owners_wait_for_who_reads_after_a_step_was_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
