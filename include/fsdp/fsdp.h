@@ -13,6 +13,7 @@
 #include <fsdp/comm.h>
 #include <fsdp/sum.h>
 #include <fsdp/unit.h>
+#include <fsdp/norm.h>
 #include <fsdp/optim.h>
 #include <fsdp/tensor.h>
 #include <fsdp/autograd.h>

@@ -6,12 +6,12 @@
  *     ... passes ...
  *     fsdp_optim_step(optim, &(fsdp_step_opts){ .clip = 1.0f });
  *
- * All collective over the units' communicator. An optimizer of your own does the same with fsdp_step_begin() and
+ * All collective over the units' communicator; where units have several, over fsdp_step_opts.over. An optimizer of your own does the same with fsdp_step_begin() and
  * fsdp_unit_slices() (unit.h): nothing here knows more than that. */
 #ifndef FSDP_OPTIM_H
 #define FSDP_OPTIM_H
 
-#include <fsdp/unit.h>
+#include <fsdp/norm.h>
 
 FSDP_BEGIN_DECLS
 
@@ -53,12 +53,15 @@ FSDP_API void fsdp_optim_destroy(fsdp_optim *optim);
 typedef struct fsdp_step_opts {
     float grad_scale; /* what the sums of gradients are multiplied by. 0: 1 / the weight of the passes (fsdp_pass_add_weight),
                          or 1 where no pass had a weight */
-    float clip;       /* largest 2-norm of the (scaled) gradients; 0: no clipping */
+    float clip;       /* largest norm of the (scaled) gradients; 0: no clipping */
+    double clip_p;    /* which norm: p of the p-norm, as fsdp_norm_opts.p. 0: 2 */
+    fsdp_comm *over;  /* where units are of several communicators: one that encloses them, as fsdp_norm_opts.over. All its
+                         ranks step together, each with an optimizer of the units that it has, maybe none */
     double *norm;     /* (may be NULL) the norm before clipping */
 } fsdp_step_opts;
 
 /* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients, and frozen
- * parameters, are left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names the unit; parameters and state are as before,
+ * parameters, are left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names unit and parameter; parameters and state are as before,
  * the gradients are dropped. Other errors before the update: all is as before, gradients too. A device that fails in the
  * update leaves its units in the step: fsdp_comm_reset() ends it. */
 FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *opts) FSDP_NODISCARD;

@@ -281,7 +281,8 @@ FSDP_API int64_t fsdp_unit_slice_numel(const fsdp_unit *unit);
 
 /* Between begin and end masters may be written, on each unit's storage stream, and gradients are final. Outside of passes.
  * end publishes the masters and drops the gradients, when all ranks have come to it; cancel drops the gradients, and
- * nothing may have been written. A unit may be in a list once. */
+ * nothing may have been written. A unit may be in a list once. Units may be of several communicators, and ranks may then
+ * have different lists; of each communicator all its ranks list the same units in the same order. */
 FSDP_API fsdp_status fsdp_step_begin(fsdp_unit_list units) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_step_end(fsdp_unit_list units) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_step_cancel(fsdp_unit_list units) FSDP_NODISCARD;
@@ -293,9 +294,9 @@ FSDP_API fsdp_status fsdp_unit_read_grad(fsdp_unit *unit, int i, float *out) FSD
 /* Drops accumulated gradients. Outside of passes and steps. */
 FSDP_API fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit) FSDP_NODISCARD;
 
-/* Within a step. The 2-norm of all gradients of these units, multiplied by `scale`: each element counted once, the
- * same bits on every rank and number of ranks. *weight (NULL: not wanted): the sum of the weights of all passes since
- * the last step, over all ranks. */
+/* Within a step. The 2-norm of all gradients of these units, which have one communicator: each element counted once, the same
+ * bits on every rank and number of ranks. *weight (NULL: not wanted): the sum of the weights of all passes since the last
+ * step, over all ranks. Other norms, and units of several communicators: fsdp_step_norm() (norm.h). */
 FSDP_API fsdp_status fsdp_step_grad_norm(fsdp_unit_list units, double *norm, double *weight) FSDP_NODISCARD;
 
 FSDP_END_DECLS

@@ -171,7 +171,7 @@ static fsdp_status optimizer_step(trainer *t, int64_t step, step_record *r)
     r->lr = (double)fsdp_schedule_lr(&t->schedule, step);
     fsdp_optim_set_lr(t->optim, (float)r->lr);
     fsdp_comm_set_phase(t->comm, "optimizer step");
-    fsdp_status st = fsdp_optim_step(t->optim, &(fsdp_step_opts){ .clip = (float)t->s->clip, .norm = &norm });
+    fsdp_status st = fsdp_optim_step(t->optim, &(fsdp_step_opts){ .clip = (float)t->s->clip, .clip_p = train_clip_p(t->s), .norm = &norm });
     r->grad_norm = norm;
     if (st == FSDP_ERR_NONFINITE || (st == FSDP_OK && !isfinite(r->loss))) {
         char why[512], good[128] = "there is none yet";

@@ -36,6 +36,7 @@ const cli_option train_options[] = {
     { .name = "beta2", .kind = CLI_FLOAT, .offset = AT(beta2), .value = "X", .fallback = "0.95", .help = "of AdamW", .min = 1e-9, .max = 0.999999999 },
     { .name = "eps", .kind = CLI_FLOAT, .offset = AT(eps), .value = "X", .fallback = "1e-8", .help = "of AdamW", .min = 1e-30, .max = 1 },
     { .name = "clip", .kind = CLI_FLOAT, .offset = AT(clip), .value = "X", .fallback = "1", .help = "largest gradient norm; 0: no clipping", .min = 0, .max = 1e30 },
+    { .name = "clip-norm-type", .kind = CLI_TEXT, .offset = AT(clip_norm_type), .value = "P|inf", .fallback = "2", .help = "which norm is clipped and logged: p of the p-norm" },
     { .name = "dropout", .kind = CLI_FLOAT, .offset = AT(dropout), .value = "X", .help = "[what the model's config says; 0 for the named models]", .min = 0, .max = 0.99 },
     { .name = "seed", .kind = CLI_INT, .offset = AT(seed), .value = "N", .fallback = "1", .help = "of initial values, the order of data, and dropout", .min = 0, .max = BIG },
     { .name = "eval-every", .kind = CLI_INT, .offset = AT(eval_every), .value = "N", .help = "steps between evaluations [only at the end]", .min = 1, .max = BIG },
@@ -67,6 +68,11 @@ double cli_clock(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+double train_clip_p(const train_settings *s)
+{
+    return s->clip_norm_type != NULL ? strtod(s->clip_norm_type, NULL) : 2; /* a run of an older version has none */
 }
 
 static bool is_set(const train_run *run, const char *name)
@@ -167,6 +173,9 @@ static int refuse_nonsense(const train_run *run)
     if (s->schedule == FSDP_SCHEDULE_CONSTANT && is_set(run, "min-lr")) return cli_usage("train: --min-lr has no effect with --schedule constant: leave it out");
     if (is_set(run, "min-lr") && s->min_lr > s->lr) return cli_usage("train: --min-lr %g is more than --lr %g", s->min_lr, s->lr);
     if (is_set(run, "warmup") && s->warmup > s->steps) return cli_usage("train: --warmup %lld is more than --steps %lld", (long long)s->warmup, (long long)s->steps);
+    char *end = NULL;
+    double p = s->clip_norm_type != NULL ? strtod(s->clip_norm_type, &end) : 2;
+    if (!(p > 0) || (end != NULL && *end != '\0')) return cli_usage("train: --clip-norm-type %s: must be a number greater than 0, or inf", s->clip_norm_type);
     if (s->quiet && s->no_progress) return cli_usage("train: --quiet prints no progress: leave --no-progress out");
     if (s->quiet && is_set(run, "log-every")) return cli_usage("train: --quiet prints no lines: leave --log-every out");
     bool evaluates = s->val.count > 0 || s->val_fraction > 0;

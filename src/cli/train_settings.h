@@ -10,7 +10,7 @@
 
 typedef struct train_settings {
     cli_given given;
-    const char *model, *out, *resume, *init, *mesh, *offload;
+    const char *model, *out, *resume, *init, *mesh, *offload, *clip_norm_type;
     cli_list data, val, freeze;
     double val_fraction;
     int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
@@ -45,6 +45,8 @@ int train_freeze(train_run *run);
 int64_t train_frozen_numel(fsdp_model *model);
 
 void train_release(train_run *run);
+
+double train_clip_p(const train_settings *s); /* of --clip-norm-type */
 
 double cli_clock(void); /* seconds */
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/fits.h"
 #include "optim/kernels.h"
+#include "shard/norm.h"
 #include "shard/unit.h"
 
 #include <math.h>
@@ -72,10 +73,6 @@ static fsdp_status check_list(fsdp_unit_list units)
         for (int j = 0; j < i; j++)
             FSDP_FAIL_IF(units.units[i] == units.units[j], FSDP_ERR_INVALID, "unit \"%s\" is in the optimizer's list twice",
                          fsdp_unit_name(units.units[i]));
-    for (int i = 1; i < units.count; i++)
-        FSDP_FAIL_IF(fsdp_unit_comm(units.units[i]) != fsdp_unit_comm(units.units[0]), FSDP_ERR_UNSUPPORTED,
-                     "units \"%s\" and \"%s\" are of different communicators: give each an optimizer of its own", fsdp_unit_name(units.units[0]),
-                     fsdp_unit_name(units.units[i]));
     return FSDP_OK;
 }
 
@@ -150,7 +147,7 @@ void fsdp_optim_destroy(fsdp_optim *o)
     for (int i = 0; o->part != NULL && i < o->count; i++) {
         part *p = &o->part[i];
         for (int k = 0; k < 2; k++)
-            if (p->state[k] != NULL) fsdpi_arena_free(p->unit->ctx->arena, p->state[k]);
+            if (p->state[k] != NULL) fsdpi_arena_free(p->unit->store->arena, p->state[k]);
         fsdpi_free(p->steps);
         fsdpi_free(p->decay);
         fsdpi_free(p->lr_scale);
@@ -300,23 +297,13 @@ static fsdp_status update_part(fsdp_optim *o, part *p, float scale)
     return FSDP_OK;
 }
 
-/* The first unit whose gradients alone have no finite norm. Collective; only after a bad norm. */
-static const char *find_bad_unit(fsdp_optim *o, double *norm)
+static fsdp_status refuse_norm(fsdp_optim *o, fsdp_comm *over, double norm)
 {
-    for (int i = 0; i < o->count; i++) {
-        if (fsdp_step_grad_norm((fsdp_unit_list){ &o->units[i], 1 }, norm, NULL) != FSDP_OK) return NULL;
-        if (!isfinite(*norm)) return fsdp_unit_name(o->units[i]);
-    }
-    return "(together)";
-}
-
-static fsdp_status refuse_norm(fsdp_optim *o, double norm)
-{
-    double unit_norm = norm;
-    const char *name = find_bad_unit(o, &unit_norm);
+    char who[200];
+    FSDP_TRY(fsdpi_step_find_bad(fsdp_optim_units(o), over, who, sizeof(who)));
     FSDP_TRY(fsdp_step_cancel(fsdp_optim_units(o)));
-    FSDP_FAIL(FSDP_ERR_NONFINITE, "the gradient norm is %g: unit \"%s\" has it first; parameters were left as they are", norm,
-              name != NULL ? name : "?");
+    FSDP_FAIL(FSDP_ERR_NONFINITE, "the gradient norm is %g: %s; parameters were left as they are", norm,
+              who[0] != '\0' ? strcat(who, " has it first") : "each gradient is finite, their norm is not");
 }
 
 fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
@@ -324,10 +311,10 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     fsdp_step_opts s = opts != NULL ? *opts : (fsdp_step_opts){ 0 };
     FSDP_FAIL_IF(!(s.clip >= 0) || !isfinite(s.grad_scale), FSDP_ERR_INVALID, "fsdp_optim_step: clip %g must be 0 or more, grad_scale %g finite",
                  (double)s.clip, (double)s.grad_scale);
-    if (o->count == 0) return FSDP_OK;
+    if (o->count == 0 && s.over == NULL) return FSDP_OK;
     double norm = 0, weight = 0;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
-    fsdp_status st = fsdp_step_grad_norm(fsdp_optim_units(o), &norm, &weight);
+    fsdp_status st = fsdp_step_norm(fsdp_optim_units(o), &(fsdp_norm_opts){ .p = s.clip_p, .over = s.over }, &norm, &weight);
     if (st == FSDP_OK && s.grad_scale == 0 && !(weight >= 0 && isfinite(weight)))
         st = fsdp_error_raise(FSDP_ERR_INVALID, __func__, __FILE__, __LINE__, "fsdp_optim_step: the weight of the passes is %g: see fsdp_pass_add_weight()", weight);
     if (st != FSDP_OK) { /* nothing was written: it can be done again */
@@ -336,7 +323,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     }
     double scale = s.grad_scale != 0 ? (double)s.grad_scale : weight > 0 ? 1.0 / weight : 1.0;
     norm *= fabs(scale);
-    if (!isfinite(norm)) return refuse_norm(o, norm);
+    if (!isfinite(norm)) return refuse_norm(o, s.over, norm);
     /* As torch.nn.utils.clip_grad_norm_: the factor is clip / (norm + 1e-6), at most 1. */
     double clip = s.clip > 0 && (double)s.clip < norm + 1e-6 ? (double)s.clip / (norm + 1e-6) : 1.0;
     for (int i = 0; i < o->count; i++) {

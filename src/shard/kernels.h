@@ -17,6 +17,10 @@ typedef struct fsdpi_shard_kernels {
     void (*sum)(float *out, const float *base, const float *const *x, int n, size_t numel, bool stream);
     /* *sum += the exact sum of x[i]^2. */
     void (*sumsq)(fsdpi_xsum *sum, const float *x, size_t numel);
+    /* ... of |x[i]|. */
+    void (*sumabs)(fsdpi_xsum *sum, const float *x, size_t numel);
+    /* The bits of the largest |x[i]|, as an integer: NaN is more than infinity, and that more than all numbers. 0 of nothing. */
+    uint32_t (*largest)(const float *x, size_t numel);
 } fsdpi_shard_kernels;
 
 FSDPI_ISA_TABLE(fsdpi_shard_kernels, fsdpi_shard_kernels_get)

@@ -63,7 +63,7 @@ static void sum(float *out, const float *base, const float *const *x, int n, siz
     }
 }
 
-/* Exact sums of squares. The square of a float is exact in a double. A chunk's squares are split at two fixed places
+/* Exact sums of squares, and of magnitudes. The square of a float is exact in a double. A chunk's terms are split at two fixed places
  * below its largest into three parts of 44 bits: (d + M) - M with M = 1.5 * 2^(52 + g) rounds d to a multiple of 2^g
  * exactly. 16 lanes add each part as integers times 2^g, at most 2^44 * CHUNK / 16 < 2^53: exact. What is left below
  * 88 bits, when anything is, takes a third place, and below 132 the accumulator, term by term. */
@@ -86,7 +86,7 @@ typedef struct parts {
 } parts;
 
 /* 16 lanes of n elements, n a multiple of LANES, at two places or three. */
-static inline void split(parts *t, const double magic[3], int levels, const float *x, size_t n)
+static inline void split(parts *t, const double magic[3], int levels, bool square, const float *x, size_t n)
 {
     parts s = *t;
     const v8d m0 = (v8d){ 0 } + magic[0], m1 = (v8d){ 0 } + magic[1], m2 = (v8d){ 0 } + magic[2];
@@ -95,7 +95,7 @@ static inline void split(parts *t, const double magic[3], int levels, const floa
             v8f f;
             memcpy(&f, x + i + 8 * k, sizeof(f));
             v8d d = __builtin_convertvector(f, v8d);
-            d = d * d;
+            d = square ? d * d : (v8d)((v8u)d & ~((v8u){ 0 } + 0x8000000000000000u));
             v8d h0 = (d + m0) - m0;
             d -= h0;
             v8d h1 = (d + m1) - m1;
@@ -125,40 +125,40 @@ static uint32_t largest_magnitude(const float *x, size_t n)
     return most;
 }
 
-static void one_by_one(fsdpi_xsum *s, const float *x, size_t n)
+static void one_by_one(fsdpi_xsum *s, bool square, const float *x, size_t n)
 {
-    for (size_t i = 0; i < n; i++) fsdpi_xsum_add(s, (double)x[i] * (double)x[i]);
+    for (size_t i = 0; i < n; i++) fsdpi_xsum_add(s, square ? (double)x[i] * (double)x[i] : fabs((double)x[i]));
 }
 
 /* A whole chunk; false where something is left below the last place. Two places do for nearly all chunks. */
-static inline bool split_all(parts *t, const double magic[3], int levels, const float *x, size_t whole, const float *last)
+static inline bool split_all(parts *t, const double magic[3], int levels, bool square, const float *x, size_t whole, const float *last)
 {
     memset(t, 0, sizeof(*t));
-    split(t, magic, levels, x, whole);
-    split(t, magic, levels, last, LANES);
+    split(t, magic, levels, square, x, whole);
+    split(t, magic, levels, square, last, LANES);
     uint64_t left = 0;
     for (int l = 0; l < LANES; l++) left |= t->rest[l / 8][l % 8];
     return left == 0;
 }
 
-static void sumsq_chunk(fsdpi_xsum *s, const float *x, size_t n)
+static inline void sum_chunk(fsdpi_xsum *s, bool square, const float *x, size_t n)
 {
     uint32_t most = largest_magnitude(x, n);
     if (most == 0) return;
     if (most >= 0x7f800000) { /* infinity or NaN */
-        one_by_one(s, x, n);
+        one_by_one(s, square, x, n);
         return;
     }
     float biggest, last[LANES] = { 0 };
     memcpy(&biggest, &most, sizeof(biggest));
     int e;
-    (void)frexp((double)biggest * (double)biggest, &e); /* all squares < 2^e */
+    (void)frexp(square ? (double)biggest * (double)biggest : (double)biggest, &e); /* all terms < 2^e */
     const double magic[3] = { 1.5 * power(52 + e - BITS), 1.5 * power(52 + e - 2 * BITS), 1.5 * power(52 + e - 3 * BITS) };
     size_t whole = n / LANES * LANES;
     memcpy(last, x + whole, (n - whole) * sizeof(float));
     parts t;
-    if (!split_all(&t, magic, 2, x, whole, last) && !split_all(&t, magic, 3, x, whole, last)) {
-        one_by_one(s, x, n);
+    if (!split_all(&t, magic, 2, square, x, whole, last) && !split_all(&t, magic, 3, square, x, whole, last)) {
+        one_by_one(s, square, x, n);
         return;
     }
     for (int k = 0; k < 3; k++)
@@ -167,7 +167,12 @@ static void sumsq_chunk(fsdpi_xsum *s, const float *x, size_t n)
 
 static void sumsq(fsdpi_xsum *s, const float *x, size_t numel)
 {
-    for (size_t at = 0; at < numel; at += CHUNK) sumsq_chunk(s, x + at, numel - at < CHUNK ? numel - at : CHUNK);
+    for (size_t at = 0; at < numel; at += CHUNK) sum_chunk(s, true, x + at, numel - at < CHUNK ? numel - at : CHUNK);
 }
 
-const fsdpi_shard_kernels FSDPI_ISA_NAME(fsdpi_shard_kernels_get) = { .sum = sum, .sumsq = sumsq };
+static void sumabs(fsdpi_xsum *s, const float *x, size_t numel)
+{
+    for (size_t at = 0; at < numel; at += CHUNK) sum_chunk(s, false, x + at, numel - at < CHUNK ? numel - at : CHUNK);
+}
+
+const fsdpi_shard_kernels FSDPI_ISA_NAME(fsdpi_shard_kernels_get) = { .sum = sum, .sumsq = sumsq, .sumabs = sumabs, .largest = largest_magnitude };

@@ -25,35 +25,43 @@ static void drop_gradients(fsdp_unit *u)
 }
 
 /* Replicas: what each of them has reduced, for all of their optimizers. */
+static fsdp_status publish_gradients(fsdp_unit *u)
+{
+    void *all = NULL;
+    if (!u->rt->comm->transport->zero_copy) FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &all));
+    u->step_gathered = all;
+    return u->rt->comm->transport->flat_publish(u->replica_flat, ++u->replica_version, u->acc[0].now, u->store->comm);
+}
+
 static fsdp_status gather_gradients(fsdp_unit *u)
 {
     const fsdpi_transport_ops *t = u->rt->comm->transport;
-    void *all = NULL;
-    if (!t->zero_copy) FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &all));
-    u->step_gathered = all;
-    FSDP_TRY(t->flat_publish(u->replica_flat, ++u->replica_version, u->acc[0].now, u->store->comm));
-    FSDP_TRY(t->flat_gather(u->replica_flat, u->replica_version, all, u->store->comm));
+    FSDP_TRY(t->flat_gather(u->replica_flat, u->replica_version, u->step_gathered, u->store->comm));
     FSDP_TRY(fsdpi_stream_wait_stream(u->store->compute, u->store->comm));
-    u->step_grad = t->zero_copy ? t->flat_whole(u->replica_flat) : all;
+    u->step_grad = t->zero_copy ? t->flat_whole(u->replica_flat) : u->step_gathered;
     return FSDP_OK;
 }
 
-static fsdp_status begin_unit(fsdp_unit *u)
+static bool shares_gradients(const fsdp_unit *u)
 {
-    FSDP_TRY(fsdpi_unit_open(u));
-    if (!u->acc[0].has) return FSDP_OK;
-    if (u->replica_flat != NULL) return gather_gradients(u);
-    u->step_grad = u->acc[0].now;
-    return FSDP_OK;
+    return u->replica_flat != NULL && u->acc[0].has;
 }
 
 static fsdp_status begin_all(fsdp_unit_list units)
 {
     FSDP_TRY(fsdpi_unsent_post(units));
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
-    /* First all are done, then the owners wait: so nobody waits for a rank that waits for another unit. */
+    /* First all are done, then the owners wait; first all are published, then ranks gather: so nobody waits for a rank that waits
+     * for another unit, whatever the order of units of several communicators. */
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
-    for (int i = 0; i < units.count; i++) FSDP_TRY(begin_unit(units.units[i]));
+    for (int i = 0; i < units.count; i++) {
+        fsdp_unit *u = units.units[i];
+        FSDP_TRY(fsdpi_unit_open(u));
+        if (shares_gradients(u)) FSDP_TRY(publish_gradients(u));
+        else u->step_grad = u->acc[0].has ? u->acc[0].now : NULL;
+    }
+    for (int i = 0; i < units.count; i++)
+        if (shares_gradients(units.units[i])) FSDP_TRY(gather_gradients(units.units[i]));
     return FSDP_OK;
 }
 

@@ -19,12 +19,41 @@ fsdp_status fsdpi_list_check(fsdp_unit_list units, fsdpi_event ev)
     return FSDP_OK;
 }
 
+/* Where a communicator's block lies in the heap is the same on all its ranks, and no two communicators' lie at one place. (One of
+ * its own world, of one rank, may: nobody waits there.) */
+static bool comes_before(const fsdpi_runtime *a, const fsdpi_runtime *b)
+{
+    if (a->comm->block_offset != b->comm->block_offset) return a->comm->block_offset < b->comm->block_offset;
+    return (uintptr_t)a < (uintptr_t)b;
+}
+
+fsdpi_runtime *fsdpi_list_next(fsdp_unit_list units, const fsdpi_runtime *after)
+{
+    fsdpi_runtime *next = NULL;
+    for (int i = 0; i < units.count; i++) {
+        fsdpi_runtime *rt = units.units[i]->rt;
+        if (after != NULL && !comes_before(after, rt)) continue;
+        if (next == NULL || comes_before(rt, next)) next = rt;
+    }
+    return next;
+}
+
+static fsdp_status tag_one(fsdp_unit_list units, const fsdpi_runtime *rt, fsdpi_op op, bool meet)
+{
+    const fsdp_unit *first = NULL;
+    int n = 0;
+    for (int i = 0; i < units.count; i++) {
+        if (units.units[i]->rt != rt) continue;
+        if (n++ == 0) first = units.units[i];
+    }
+    char what[64];
+    snprintf(what, sizeof(what), "%.20s and %d more", first->name, n - 1);
+    const char *name = n > 1 ? what : first->name;
+    return meet ? fsdpi_comm_tell(rt->comm, op, name, NULL, 0) : fsdpi_comm_tag(rt->comm, op, name, 0);
+}
+
 fsdp_status fsdpi_list_tag(fsdp_unit_list units, fsdpi_op op, bool meet)
 {
-    if (units.count == 0) return FSDP_OK;
-    fsdp_unit *first = units.units[0];
-    char what[64];
-    snprintf(what, sizeof(what), "%.20s and %d more", first->name, units.count - 1);
-    const char *name = units.count > 1 ? what : first->name;
-    return meet ? fsdpi_comm_tell(first->rt->comm, op, name, NULL, 0) : fsdpi_comm_tag(first->rt->comm, op, name, 0);
+    for (fsdpi_runtime *rt = fsdpi_list_next(units, NULL); rt != NULL; rt = fsdpi_list_next(units, rt)) FSDP_TRY(tag_one(units, rt, op, meet));
+    return FSDP_OK;
 }

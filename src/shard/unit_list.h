@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * What calls that take a list of units have in common. */
+ * What calls that take a list of units have in common. Units may be of several communicators, and ranks may have other lists:
+ * on one communicator all its ranks have the same units. */
 #ifndef FSDPI_SHARD_UNIT_LIST_H
 #define FSDPI_SHARD_UNIT_LIST_H
 
@@ -8,7 +9,10 @@
 
 /* Whether the event is allowed for each unit, and each is in the list once. */
 fsdp_status fsdpi_list_check(fsdp_unit_list units, fsdpi_event ev);
-/* One tag for the list; or a meeting. */
+/* One tag for the list, on each of its communicators; or a meeting there. */
 fsdp_status fsdpi_list_tag(fsdp_unit_list units, fsdpi_op op, bool meet);
+/* The communicators of the units, each once, in an order that all ranks share; NULL: begin; returns NULL after the last. Ranks
+ * that meet on several, one after another, must do so in one order. */
+fsdpi_runtime *fsdpi_list_next(fsdp_unit_list units, const fsdpi_runtime *after);
 
 #endif

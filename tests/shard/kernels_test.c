@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * The core's kernels give the same bits in every instruction set, at every length, offset and address: sums are those
- * of a plain loop, in order; sums of squares are exact, whatever the range of the values. */
+ * of a plain loop, in order; sums of squares and of magnitudes are exact, whatever the range of the values. */
 #include "support/testing.h"
 
 #include "shard/kernels.h"
@@ -68,6 +68,26 @@ static void test_sums(void **state)
     }
 }
 
+/* The kernel's sum minus all magnitudes is exactly nothing; and the largest. */
+static void check_magnitudes(const fsdpi_shard_kernels *k, const char *isa, const float *x, int n)
+{
+    fsdpi_xsum s = { 0 }, plain = { 0 };
+    float largest = 0, most;
+    k->sumabs(&s, x, (size_t)n);
+    uint32_t bits = k->largest(x, (size_t)n);
+    memcpy(&most, &bits, sizeof(most));
+    for (int i = 0; i < n; i++) {
+        fsdpi_xsum_add(&plain, fabs((double)x[i]));
+        if (isnan(x[i]) || fabsf(x[i]) > largest) largest = fabsf(x[i]);
+    }
+    double got = fsdpi_xsum_round(&s), want = fsdpi_xsum_round(&plain);
+    if (memcmp(&got, &want, sizeof(got)) != 0 && !(isnan(got) && isnan(want))) fail_msg("sumabs, %s: %d elements: %.17g, not %.17g", isa, n, got, want);
+    if (most != largest && !(isnan(most) && isnan(largest))) fail_msg("largest, %s: of %d elements: %.9g, not %.9g", isa, n, (double)most, (double)largest);
+    if (!isfinite(want)) return;
+    for (int i = 0; i < n; i++) fsdpi_xsum_add(&s, -fabs((double)x[i]));
+    if (fsdpi_xsum_round(&s) != 0) fail_msg("sumabs, %s: %d elements: off by %g", isa, n, fsdpi_xsum_round(&s));
+}
+
 /* The kernel's sum minus all squares, one by one, is exactly nothing. */
 static void check_sumsq(const fsdpi_shard_kernels *k, const char *isa, const float *x, int n)
 {
@@ -76,6 +96,7 @@ static void check_sumsq(const fsdpi_shard_kernels *k, const char *isa, const flo
     for (int i = 0; i < n; i++) fsdpi_xsum_add(&plain, (double)x[i] * (double)x[i]);
     double got = fsdpi_xsum_round(&s), want = fsdpi_xsum_round(&plain);
     if (memcmp(&got, &want, sizeof(got)) != 0 && !(isnan(got) && isnan(want))) fail_msg("sumsq, %s: %d elements: %.17g, not %.17g", isa, n, got, want);
+    check_magnitudes(k, isa, x, n);
     if (!isfinite(want)) return;
     for (int i = 0; i < n; i++) fsdpi_xsum_add(&s, -((double)x[i] * (double)x[i]));
     if (fsdpi_xsum_round(&s) != 0) fail_msg("sumsq, %s: %d elements: off by %g", isa, n, fsdpi_xsum_round(&s));

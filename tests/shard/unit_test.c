@@ -447,7 +447,7 @@ static fsdp_status halves(fsdp_comm *comm, void *arg)
     /* The even half did what the world did. */
     if (half == 0) rank_check(memcmp(a, b, (size_t)mini_numel() * sizeof(float)) == 0);
     else rank_check(memcmp(a, b, (size_t)mini_numel() * sizeof(float)) != 0);
-    /* A unit of one communicator does not fit another's pass, nor its optimizer. */
+    /* A unit of one communicator does not fit another's pass; an optimizer of both wants to know over what it steps. */
     fsdp_pass *pass;
     FSDP_TRY(mini_create(&mine, sub, &(mini_opts){ .mode = c->mode, .device = c->device }));
     FSDP_TRY(fsdp_pass_begin(&pass, sub, FSDP_PASS_TRAIN));
@@ -455,7 +455,10 @@ static fsdp_status halves(fsdp_comm *comm, void *arg)
     FSDP_TRY(fsdp_pass_end(pass));
     fsdp_unit *mixed[] = { whole.unit[0], mine.unit[0] };
     fsdp_optim *optim = NULL;
-    rank_check(fsdp_optim_create_adamw(&optim, (fsdp_unit_list){ mixed, 2 }, NULL) == FSDP_ERR_UNSUPPORTED && optim == NULL);
+    FSDP_TRY(fsdp_optim_create_adamw(&optim, (fsdp_unit_list){ mixed, 2 }, NULL));
+    rank_check(fsdp_optim_step(optim, NULL) == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "different communicators") != NULL);
+    FSDP_TRY(fsdp_optim_step(optim, &(fsdp_step_opts){ .over = comm }));
+    fsdp_optim_destroy(optim);
     FSDP_TRY(mini_step(&mine, MINI_NESTED, 0, 6));
     FSDP_TRY(mini_read(&mine, alone));
     fsdp_comm_destroy(NULL);
