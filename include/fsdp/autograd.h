@@ -29,6 +29,8 @@ typedef struct fsdp_tape_opts {
      * first_sample is the number, in the step's global batch, of the first sample on this tape. */
     uint64_t seed;
     uint32_t step, first_sample;
+    float loss_scale; /* what the backward begins with, instead of 1: all gradients are multiplied by it (scaler.h). 0: 1. The
+                         loss that is read is not */
 } fsdp_tape_opts;
 
 /* For training, with all defaults. */

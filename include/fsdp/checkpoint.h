@@ -39,6 +39,8 @@ FSDP_API fsdp_status fsdp_checkpoint_add_param(fsdp_checkpoint *c, const char *n
 FSDP_API fsdp_status fsdp_checkpoint_add_state(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index, float *state) FSDP_NODISCARD;
 /* All state of an optimizer for the parameters added so far: "optim.exp_avg.NAME" and so on, and the counts of steps. */
 FSDP_API fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim) FSDP_NODISCARD;
+/* The state of a loss scaler: "scaler.scale", "scaler.good_steps", "scaler.skipped". */
+FSDP_API fsdp_status fsdp_checkpoint_add_scaler(fsdp_checkpoint *c, fsdp_scaler *scaler) FSDP_NODISCARD;
 /* Numbers and texts of the whole run: rank 0's are saved, all ranks' are set by a load. A text is copied now; a load
  * checks nothing of it (see fsdp_checkpoint_reader_text). */
 FSDP_API fsdp_status fsdp_checkpoint_add_i64(fsdp_checkpoint *c, const char *name, int64_t *value) FSDP_NODISCARD;

@@ -14,6 +14,7 @@
 #include <fsdp/sum.h>
 #include <fsdp/unit.h>
 #include <fsdp/norm.h>
+#include <fsdp/scaler.h>
 #include <fsdp/optim.h>
 #include <fsdp/tensor.h>
 #include <fsdp/autograd.h>

@@ -12,6 +12,7 @@
 #define FSDP_OPTIM_H
 
 #include <fsdp/norm.h>
+#include <fsdp/scaler.h>
 
 FSDP_BEGIN_DECLS
 
@@ -57,13 +58,17 @@ typedef struct fsdp_step_opts {
     double clip_p;    /* which norm: p of the p-norm, as fsdp_norm_opts.p. 0: 2 */
     fsdp_comm *over;  /* where units are of several communicators: one that encloses them, as fsdp_norm_opts.over. All its
                          ranks step together, each with an optimizer of the units that it has, maybe none */
-    double *norm;     /* (may be NULL) the norm before clipping */
+    fsdp_scaler *scaler; /* the gradients are scaled by its scale: they are divided by it, and it is updated. One scaler goes with
+                            one optimizer. NULL: they are not */
+    double *norm;     /* (may be NULL) the norm before clipping, of the gradients as they are used */
+    bool *skipped;    /* (may be NULL) the scaler has backed off: the norm was not finite, nothing was updated */
 } fsdp_step_opts;
 
 /* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients, and frozen
- * parameters, are left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names unit and parameter; parameters and state are as before,
- * the gradients are dropped. Other errors before the update: all is as before, gradients too. A device that fails in the
- * update leaves its units in the step: fsdp_comm_reset() ends it. */
+ * parameters, are left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names unit and parameter; parameters and
+ * state are as before, the gradients are dropped. With a scaler that can back off such a step is skipped instead, and that is FSDP_OK.
+ * Other errors before the update: all is as before, gradients too. A device that fails in the update leaves its units in
+ * the step: fsdp_comm_reset() ends it. */
 FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *opts) FSDP_NODISCARD;
 
 /* Not collective, but the same on every rank. */

@@ -387,10 +387,9 @@ fsdp_status fsdpi_tape_backward(fsdp_tape *tape, fsdp_tensor *loss)
     FSDP_FAIL_IF(tape->open_scopes > 0, FSDP_ERR_STATE,
                  "fsdp_backward: the forward of a module is still open: it failed, or this call is within it: cancel the tape, or call it after fsdp_forward()");
     FSDP_FAIL_IF(!loss->needs_grad, FSDP_ERR_INVALID, "fsdp_backward: the loss does not depend on anything that needs a gradient: are all its parameters frozen?");
-    static const float one = 1.0f;
     tape->failed = true; /* until it ends */
     FSDP_TRY(fsdpi_storage_create(&tape->seed, tape->arena, sizeof(float)));
-    FSDP_TRY(fsdp_stream_copy(tape->stream, tape->seed->data, &one, sizeof(one)));
+    FSDP_TRY(fsdp_stream_copy(tape->stream, tape->seed->data, &tape->opts.loss_scale, sizeof(float)));
     tape->loss = loss;
     FSDP_TRY(fsdpi_tape_go_back(tape, 0));
     tape->failed = false;

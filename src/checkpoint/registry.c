@@ -122,6 +122,13 @@ fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim)
     return FSDP_OK;
 }
 
+fsdp_status fsdp_checkpoint_add_scaler(fsdp_checkpoint *c, fsdp_scaler *scaler)
+{
+    FSDP_TRY(fsdp_checkpoint_add_f64(c, "scaler.scale", &scaler->scale));
+    FSDP_TRY(fsdp_checkpoint_add_i64(c, "scaler.good_steps", &scaler->good_steps));
+    return fsdp_checkpoint_add_i64(c, "scaler.skipped", &scaler->skipped);
+}
+
 void fsdpi_entry_kept(const fsdpi_entry *e, int64_t *first, int64_t *numel, float **at)
 {
     const fsdp_slice *slice;

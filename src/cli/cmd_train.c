@@ -25,6 +25,7 @@ typedef struct trainer {
     fsdp_optim *optim;
     fsdp_checkpoint *checkpoint;
     fsdp_schedule schedule;
+    fsdp_scaler scaler; /* where --loss-scale is given; else its scale is 0 */
     int64_t tokens; /* that the run has seen */
     int32_t *inputs, *labels;
     FILE *log;
@@ -57,6 +58,7 @@ static fsdp_status register_all(trainer *t)
     }
     FSDP_TRY(fsdp_checkpoint_add_optim(t->checkpoint, t->optim));
     FSDP_TRY(fsdp_checkpoint_add_i64(t->checkpoint, "tokens", &t->tokens));
+    if (t->s->loss_scale != NULL) FSDP_TRY(fsdp_checkpoint_add_scaler(t->checkpoint, &t->scaler));
     /* The schedule, the order of data and dropout are functions of settings and step: these are all the state there is. */
     char *settings = run_settings_text(t->run);
     FSDP_FAIL_IF(settings == NULL, FSDP_ERR_NOMEM, "no memory for the settings");
@@ -89,6 +91,7 @@ static fsdp_status set_up(trainer *t)
     FSDP_TRY(fsdp_model_wrap(t->model, &w));
     fsdp_model_set_recompute(t->model, s->activation_checkpointing);
     FSDP_TRY(create_optimizer(t));
+    if (s->loss_scale != NULL) FSDP_TRY(train_scaler(s, &t->scaler));
     FSDP_TRY(register_all(t));
     fsdp_comm_set_phase(t->comm, "load");
     FSDP_TRY(initial_values(t));
@@ -147,7 +150,8 @@ static fsdp_status train_leaf(trainer *t, int64_t step, int64_t leaf, bool sync,
     FSDP_TRY(fsdp_dataset_batch(t->run->train, &t->run->sampler, first, s->micro_batch, t->inputs, t->labels));
     fsdp_tape *tape;
     double sum, count, start;
-    fsdp_tape_opts o = { .device = t->device, .seed = (uint64_t)s->seed, .step = (uint32_t)step, .first_sample = (uint32_t)(leaf * s->micro_batch), .no_sync = !sync };
+    fsdp_tape_opts o = { .device = t->device, .seed = (uint64_t)s->seed, .step = (uint32_t)step, .first_sample = (uint32_t)(leaf * s->micro_batch),
+                         .loss_scale = (float)t->scaler.scale, .no_sync = !sync };
     FSDP_TRY(fsdp_tape_begin_with(&tape, t->comm, &o));
     fsdp_status st = forward_backward(t, tape, c, &sum, &count);
     if (st != FSDP_OK) {
@@ -171,11 +175,17 @@ static fsdp_status optimizer_step(trainer *t, int64_t step, step_record *r)
     r->lr = (double)fsdp_schedule_lr(&t->schedule, step);
     fsdp_optim_set_lr(t->optim, (float)r->lr);
     fsdp_comm_set_phase(t->comm, "optimizer step");
-    fsdp_status st = fsdp_optim_step(t->optim, &(fsdp_step_opts){ .clip = (float)t->s->clip, .clip_p = train_clip_p(t->s), .norm = &norm });
+    fsdp_step_opts o = { .clip = (float)t->s->clip, .clip_p = train_clip_p(t->s), .norm = &norm };
+    r->loss_scale = t->scaler.scale;
+    if (r->loss_scale != 0) {
+        o.scaler = &t->scaler;
+        o.skipped = &r->skipped;
+    }
+    fsdp_status st = fsdp_optim_step(t->optim, &o);
     r->grad_norm = norm;
     if (st == FSDP_ERR_NONFINITE || (st == FSDP_OK && !isfinite(r->loss))) {
         char why[512], good[128] = "there is none yet";
-        snprintf(why, sizeof(why), "%.500s", st != FSDP_OK ? fsdp_last_error_message() : "the gradients are finite");
+        snprintf(why, sizeof(why), "%.500s", st != FSDP_OK ? fsdp_last_error_message() : r->skipped ? "the gradients are not finite" : "the gradients are finite");
         if (t->saved_step >= 0) snprintf(good, sizeof(good), "that of step %lld", (long long)t->saved_step);
         st = fsdp_error_raise(FSDP_ERR_NONFINITE, __func__, __FILE__, __LINE__,
                               "step %lld: the loss is %g: %s. The last good checkpoint: %s. A smaller --lr, more --warmup or --clip may help",
@@ -340,6 +350,7 @@ static fsdp_status record(trainer *t, const step_record *r)
     fsdp_status st = FSDP_OK;
     if (t->rank == 0) {
         progress_step(&t->progress, r, (double)(t->s->batch * t->s->seq) / (r->step_ms * 1e-3));
+        if (r->skipped) progress_say(&t->progress, "step %lld  skipped: gradients are not finite at loss scale %g, which is now %g", (long long)r->step, r->loss_scale, t->scaler.scale);
         if (r->evaluated) progress_say(&t->progress, "step %lld  validation loss %.4f over %lld tokens", (long long)r->step, r->val_loss, (long long)r->val_tokens);
         st = run_folder_log(t->run, t->log, r);
         if (t->progress.broken && !t->progress.quiet) { /* as when it is told to stop: nobody listens any more */

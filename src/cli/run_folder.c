@@ -201,8 +201,10 @@ static void print_list(FILE *f, const char *name, const double *x, int n)
 fsdp_status run_folder_log(const train_run *run, FILE *f, const step_record *r)
 {
     const fsdp_comm_stats *c = &r->collectives;
-    fprintf(f, "{\"step\":%lld,\"loss\":%.17g,\"grad_norm\":%.17g,\"lr\":%.9g,\"tokens\":%lld,\"step_ms\":%.3f,\"wall_s\":%.3f,", (long long)r->step, r->loss,
-            r->grad_norm, r->lr, (long long)r->tokens, r->step_ms, r->wall_s);
+    fprintf(f, "{\"step\":%lld,\"loss\":%.17g,", (long long)r->step, r->loss);
+    print_exact(f, "grad_norm", r->grad_norm);
+    fprintf(f, ",\"lr\":%.9g,\"tokens\":%lld,\"step_ms\":%.3f,\"wall_s\":%.3f,", r->lr, (long long)r->tokens, r->step_ms, r->wall_s);
+    if (r->loss_scale != 0) fprintf(f, "\"loss_scale\":%.17g,\"skipped\":%s,", r->loss_scale, r->skipped ? "true" : "false");
     fprintf(f, "\"ms\":{\"forward\":%.3f,\"backward\":%.3f,\"wait\":%.3f,\"copy\":%.3f,\"reduce\":%.3f,\"optimizer\":%.3f},", r->forward_ms, r->backward_ms,
             r->wait_ms, r->copy_ms, r->reduce_ms, r->optimizer_ms);
     fprintf(f, "\"collectives\":{\"gather\":%llu,\"reduce\":%llu,\"publish\":%llu,\"exchange\":%llu},", (unsigned long long)c->gathers,

@@ -10,6 +10,8 @@
 typedef struct step_record {
     int64_t step; /* how many steps are done: 1 after the first */
     double loss, grad_norm, lr;
+    double loss_scale; /* with which its gradients were made; 0: there is none */
+    bool skipped;      /* they were not finite */
     int64_t tokens; /* of the run so far */
     double step_ms, wall_s;
     double forward_ms, backward_ms, optimizer_ms; /* of rank 0; waits, copies and reductions are within them */

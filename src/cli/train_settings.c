@@ -37,6 +37,7 @@ const cli_option train_options[] = {
     { .name = "eps", .kind = CLI_FLOAT, .offset = AT(eps), .value = "X", .fallback = "1e-8", .help = "of AdamW", .min = 1e-30, .max = 1 },
     { .name = "clip", .kind = CLI_FLOAT, .offset = AT(clip), .value = "X", .fallback = "1", .help = "largest gradient norm; 0: no clipping", .min = 0, .max = 1e30 },
     { .name = "clip-norm-type", .kind = CLI_TEXT, .offset = AT(clip_norm_type), .value = "P|inf", .fallback = "2", .help = "which norm is clipped and logged: p of the p-norm" },
+    { .name = "loss-scale", .kind = CLI_TEXT, .offset = AT(loss_scale), .value = "dynamic|N", .help = "what the backward begins with; dynamic: 65536, less after each step whose gradients are not finite (which is skipped), more after 2000 good ones [1]" },
     { .name = "dropout", .kind = CLI_FLOAT, .offset = AT(dropout), .value = "X", .help = "[what the model's config says; 0 for the named models]", .min = 0, .max = 0.99 },
     { .name = "seed", .kind = CLI_INT, .offset = AT(seed), .value = "N", .fallback = "1", .help = "of initial values, the order of data, and dropout", .min = 0, .max = BIG },
     { .name = "eval-every", .kind = CLI_INT, .offset = AT(eval_every), .value = "N", .help = "steps between evaluations [only at the end]", .min = 1, .max = BIG },
@@ -73,6 +74,16 @@ double cli_clock(void)
 double train_clip_p(const train_settings *s)
 {
     return s->clip_norm_type != NULL ? strtod(s->clip_norm_type, NULL) : 2; /* a run of an older version has none */
+}
+
+fsdp_status train_scaler(const train_settings *s, fsdp_scaler *scaler)
+{
+    if (strcmp(s->loss_scale, "dynamic") == 0) return fsdp_scaler_init(scaler, NULL);
+    char *end;
+    double n = strtod(s->loss_scale, &end);
+    FSDP_FAIL_IF(end == s->loss_scale || *end != '\0' || !(n >= 0x1p-126 && n <= 0x1p126), FSDP_ERR_INVALID,
+                 "--loss-scale %s: must be dynamic, or a number greater than 0 (a power of two changes no bits)", s->loss_scale);
+    return fsdp_scaler_init(scaler, &(fsdp_scaler_opts){ .scale = n, .min = n, .max = n });
 }
 
 static bool is_set(const train_run *run, const char *name)
@@ -145,11 +156,11 @@ static int take_saved_settings(train_run *run)
         fsdp_checkpoint_reader_close(r);
         if (run->saved == NULL) return cli_fail("%s is no checkpoint of fsdp train: it has no settings", run->checkpoint);
     }
-    static const char *const fixed[] = { "model", "init", "seq" };
+    static const char *const fixed[] = { "model", "init", "seq", "loss-scale" };
     for (size_t i = 0; i < sizeof(fixed) / sizeof(fixed[0]); i++) {
-        const json_t *was = json_object_get(run->saved, fixed[i]);
-        if (!is_set(run, fixed[i]) || was == NULL) continue;
-        const char *is = i == 0 ? run->s.model : i == 1 ? run->s.init : NULL;
+        const json_t *was = json_object_get(run->saved, i == 3 ? "loss_scale" : fixed[i]);
+        if (!is_set(run, fixed[i]) || (was == NULL && i < 3)) continue;
+        const char *is = i == 0 ? run->s.model : i == 1 ? run->s.init : i == 3 ? run->s.loss_scale : NULL;
         bool same = i == 2 ? json_is_integer(was) && json_integer_value(was) == run->s.seq : json_is_string(was) && strcmp(json_string_value(was), is) == 0;
         if (!same) return cli_usage("train: --%s cannot change on --resume: leave it out, or begin a new run in another --out", fixed[i]);
     }
@@ -176,6 +187,8 @@ static int refuse_nonsense(const train_run *run)
     char *end = NULL;
     double p = s->clip_norm_type != NULL ? strtod(s->clip_norm_type, &end) : 2;
     if (!(p > 0) || (end != NULL && *end != '\0')) return cli_usage("train: --clip-norm-type %s: must be a number greater than 0, or inf", s->clip_norm_type);
+    fsdp_scaler scaler;
+    if (s->loss_scale != NULL && train_scaler(s, &scaler) != FSDP_OK) return cli_usage("train: %s", fsdp_last_error_message());
     if (s->quiet && s->no_progress) return cli_usage("train: --quiet prints no progress: leave --no-progress out");
     if (s->quiet && is_set(run, "log-every")) return cli_usage("train: --quiet prints no lines: leave --log-every out");
     bool evaluates = s->val.count > 0 || s->val_fraction > 0;

@@ -10,7 +10,7 @@
 
 typedef struct train_settings {
     cli_given given;
-    const char *model, *out, *resume, *init, *mesh, *offload, *clip_norm_type;
+    const char *model, *out, *resume, *init, *mesh, *offload, *clip_norm_type, *loss_scale;
     cli_list data, val, freeze;
     double val_fraction;
     int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
@@ -47,6 +47,8 @@ int64_t train_frozen_numel(fsdp_model *model);
 void train_release(train_run *run);
 
 double train_clip_p(const train_settings *s); /* of --clip-norm-type */
+/* Of --loss-scale, which is given: one that begins where it says. FSDP_ERR_INVALID. */
+fsdp_status train_scaler(const train_settings *s, fsdp_scaler *scaler);
 
 double cli_clock(void); /* seconds */
 

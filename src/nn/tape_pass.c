@@ -12,6 +12,8 @@ fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_ta
 {
     fsdp_tape_opts o = opts != NULL ? *opts : (fsdp_tape_opts){ 0 };
     if (o.device == NULL) o.device = fsdp_device_cpu();
+    if (o.loss_scale == 0) o.loss_scale = 1;
+    FSDP_FAIL_IF(!(o.loss_scale > 0) || !isfinite(o.loss_scale), FSDP_ERR_INVALID, "fsdp_tape_begin: loss_scale is %g: more than 0, and finite", (double)o.loss_scale);
     fsdpi_runtime *rt;
     fsdpi_devctx *ctx;
     fsdp_tape *t;

@@ -11,6 +11,7 @@
 #include "shard/unit.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef enum optim_kind { SGD, ADAMW } optim_kind;
@@ -297,33 +298,62 @@ static fsdp_status update_part(fsdp_optim *o, part *p, float scale)
     return FSDP_OK;
 }
 
-static fsdp_status refuse_norm(fsdp_optim *o, fsdp_comm *over, double norm)
+static fsdp_status refuse_norm(fsdp_optim *o, const fsdp_step_opts *s, double norm)
 {
-    char who[200];
-    FSDP_TRY(fsdpi_step_find_bad(fsdp_optim_units(o), over, who, sizeof(who)));
+    char who[200], scale[80] = "";
+    FSDP_TRY(fsdpi_step_find_bad(fsdp_optim_units(o), s->over, who, sizeof(who)));
     FSDP_TRY(fsdp_step_cancel(fsdp_optim_units(o)));
-    FSDP_FAIL(FSDP_ERR_NONFINITE, "the gradient norm is %g: %s; parameters were left as they are", norm,
+    if (s->scaler != NULL) snprintf(scale, sizeof(scale), " at the loss scale %g, which is at its minimum", s->scaler->scale);
+    FSDP_FAIL(FSDP_ERR_NONFINITE, "the gradient norm is %g%s: %s; parameters were left as they are", norm, scale,
               who[0] != '\0' ? strcat(who, " has it first") : "each gradient is finite, their norm is not");
+}
+
+/* The same on every rank, since the norm is. */
+static fsdp_status not_finite(fsdp_optim *o, const fsdp_step_opts *s, double norm)
+{
+    bool skip;
+    if (s->scaler == NULL || fsdp_scaler_update(s->scaler, norm, &skip) != FSDP_OK) return refuse_norm(o, s, norm);
+    FSDP_TRY(fsdp_step_cancel(fsdp_optim_units(o)));
+    if (s->norm != NULL) *s->norm = norm;
+    if (s->skipped != NULL) *s->skipped = true;
+    return FSDP_OK;
+}
+
+static fsdp_status check_opts(const fsdp_step_opts *s)
+{
+    FSDP_FAIL_IF(!(s->clip >= 0) || !isfinite(s->grad_scale), FSDP_ERR_INVALID, "fsdp_optim_step: clip %g must be 0 or more, grad_scale %g finite",
+                 (double)s->clip, (double)s->grad_scale);
+    FSDP_FAIL_IF(s->scaler != NULL && !(s->scaler->scale > 0 && isfinite(s->scaler->scale)), FSDP_ERR_INVALID,
+                 "fsdp_optim_step: the loss scale is %g: fsdp_scaler_init() makes a scaler", s->scaler->scale);
+    FSDP_FAIL_IF(s->skipped != NULL && s->scaler == NULL, FSDP_ERR_INVALID, "fsdp_optim_step: no step is skipped without a scaler: leave `skipped` out");
+    return FSDP_OK;
+}
+
+/* What the sums of gradients are multiplied by. */
+static fsdp_status scale_of(const fsdp_step_opts *s, double weight, double *scale)
+{
+    FSDP_FAIL_IF(s->grad_scale == 0 && !(weight >= 0 && isfinite(weight)), FSDP_ERR_INVALID,
+                 "fsdp_optim_step: the weight of the passes is %g: see fsdp_pass_add_weight()", weight);
+    *scale = s->grad_scale != 0 ? (double)s->grad_scale : weight > 0 ? 1.0 / weight : 1.0;
+    if (s->scaler != NULL) *scale /= s->scaler->scale;
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
 {
     fsdp_step_opts s = opts != NULL ? *opts : (fsdp_step_opts){ 0 };
-    FSDP_FAIL_IF(!(s.clip >= 0) || !isfinite(s.grad_scale), FSDP_ERR_INVALID, "fsdp_optim_step: clip %g must be 0 or more, grad_scale %g finite",
-                 (double)s.clip, (double)s.grad_scale);
+    FSDP_TRY(check_opts(&s));
     if (o->count == 0 && s.over == NULL) return FSDP_OK;
-    double norm = 0, weight = 0;
+    double norm = 0, weight = 0, scale = 1;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
     fsdp_status st = fsdp_step_norm(fsdp_optim_units(o), &(fsdp_norm_opts){ .p = s.clip_p, .over = s.over }, &norm, &weight);
-    if (st == FSDP_OK && s.grad_scale == 0 && !(weight >= 0 && isfinite(weight)))
-        st = fsdp_error_raise(FSDP_ERR_INVALID, __func__, __FILE__, __LINE__, "fsdp_optim_step: the weight of the passes is %g: see fsdp_pass_add_weight()", weight);
+    if (st == FSDP_OK) st = scale_of(&s, weight, &scale);
     if (st != FSDP_OK) { /* nothing was written: it can be done again */
         fsdpi_step_leave(fsdp_optim_units(o));
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
-    double scale = s.grad_scale != 0 ? (double)s.grad_scale : weight > 0 ? 1.0 / weight : 1.0;
     norm *= fabs(scale);
-    if (!isfinite(norm)) return refuse_norm(o, s.over, norm);
+    if (!isfinite(norm)) return not_finite(o, &s, norm);
     /* As torch.nn.utils.clip_grad_norm_: the factor is clip / (norm + 1e-6), at most 1. */
     double clip = s.clip > 0 && (double)s.clip < norm + 1e-6 ? (double)s.clip / (norm + 1e-6) : 1.0;
     for (int i = 0; i < o->count; i++) {
@@ -333,6 +363,9 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
         FSDP_TRY(update_part(o, p, (float)(scale * clip)));
     }
     FSDP_TRY(fsdp_step_end(fsdp_optim_units(o)));
+    bool skip = false;
+    if (s.scaler != NULL) FSDP_TRY(fsdp_scaler_update(s.scaler, norm, &skip));
     if (s.norm != NULL) *s.norm = norm;
+    if (s.skipped != NULL) *s.skipped = false;
     return FSDP_OK;
 }
