@@ -20,6 +20,7 @@
 #ifndef FSDP_CHECKPOINT_H
 #define FSDP_CHECKPOINT_H
 
+#include <fsdp/average.h>
 #include <fsdp/optim.h>
 
 FSDP_BEGIN_DECLS
@@ -39,6 +40,8 @@ FSDP_API fsdp_status fsdp_checkpoint_add_param(fsdp_checkpoint *c, const char *n
 FSDP_API fsdp_status fsdp_checkpoint_add_state(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index, float *state) FSDP_NODISCARD;
 /* All state of an optimizer for the parameters added so far: "optim.exp_avg.NAME" and so on, and the counts of steps. */
 FSDP_API fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim) FSDP_NODISCARD;
+/* A moving average, of the parameters added so far: "ema.NAME". */
+FSDP_API fsdp_status fsdp_checkpoint_add_ema(fsdp_checkpoint *c, fsdp_ema *ema) FSDP_NODISCARD;
 /* The state of a loss scaler: "scaler.scale", "scaler.good_steps", "scaler.skipped". */
 FSDP_API fsdp_status fsdp_checkpoint_add_scaler(fsdp_checkpoint *c, fsdp_scaler *scaler) FSDP_NODISCARD;
 /* Numbers and texts of the whole run: rank 0's are saved, all ranks' are set by a load. A text is copied now; a load

@@ -16,6 +16,7 @@
 #include <fsdp/norm.h>
 #include <fsdp/scaler.h>
 #include <fsdp/optim.h>
+#include <fsdp/average.h>
 #include <fsdp/tensor.h>
 #include <fsdp/autograd.h>
 #include <fsdp/ops.h>

@@ -291,6 +291,12 @@ FSDP_API fsdp_status fsdp_step_cancel(fsdp_unit_list units) FSDP_NODISCARD;
  * NULL. FSDP_ERR_STATE where the unit has no gradients, or the parameter is frozen. */
 FSDP_API fsdp_status fsdp_unit_read_grad(fsdp_unit *unit, int i, float *out) FSDP_NODISCARD;
 
+/* Writes masters in place outside of a step, and publishes them; accumulated gradients stay. `write` is called once a unit, when all
+ * ranks have come to this call; it launches on the unit's storage stream what writes its slices' masters. Where several ranks keep an
+ * element, the one that adds up its gradients decides. Outside of passes, summons and steps. After an error of `write` nothing more is written or published: fsdp_comm_reset() makes what is there count. */
+typedef fsdp_status (*fsdp_write_fn)(fsdp_unit *unit, const fsdp_slice *slices, int count, void *arg);
+FSDP_API fsdp_status fsdp_units_rewrite(fsdp_unit_list units, fsdp_write_fn write, void *arg) FSDP_NODISCARD;
+
 /* Drops accumulated gradients. Outside of passes and steps. */
 FSDP_API fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit) FSDP_NODISCARD;
 

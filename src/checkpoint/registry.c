@@ -96,9 +96,8 @@ fsdp_status fsdp_checkpoint_add_text(fsdp_checkpoint *c, const char *name, const
     return st;
 }
 
-static bool in_optim(const fsdp_optim *optim, const fsdp_unit *unit)
+static bool in_list(fsdp_unit_list units, const fsdp_unit *unit)
 {
-    fsdp_unit_list units = fsdp_optim_units(optim);
     for (int i = 0; i < units.count; i++)
         if (units.units[i] == unit) return true;
     return false;
@@ -109,7 +108,7 @@ fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim)
     char name[700];
     for (int i = 0, params = c->count; i < params; i++) {
         fsdpi_entry p = c->entry[i];
-        if (p.kind != FSDPI_ENTRY_PARAM || !in_optim(optim, p.unit)) continue;
+        if (p.kind != FSDPI_ENTRY_PARAM || !in_list(fsdp_optim_units(optim), p.unit)) continue;
         for (int k = 0; k < fsdp_optim_state_kinds(optim); k++) {
             float *state;
             FSDP_TRY(fsdp_optim_state(optim, p.unit, k, &state));
@@ -118,6 +117,20 @@ fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim)
         }
         snprintf(name, sizeof(name), "optim.steps.%s", p.name);
         FSDP_TRY(add(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_STEPS, .unit = p.unit, .index = p.index, .optim = optim }));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_add_ema(fsdp_checkpoint *c, fsdp_ema *ema)
+{
+    char name[700];
+    for (int i = 0, params = c->count; i < params; i++) {
+        fsdpi_entry p = c->entry[i];
+        float *state;
+        if (p.kind != FSDPI_ENTRY_PARAM || !in_list(fsdp_ema_units(ema), p.unit)) continue;
+        FSDP_TRY(fsdp_ema_state(ema, p.unit, &state));
+        snprintf(name, sizeof(name), "ema.%s", p.name);
+        FSDP_TRY(fsdp_checkpoint_add_state(c, name, p.unit, p.index, state));
     }
     return FSDP_OK;
 }

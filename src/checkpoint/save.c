@@ -16,6 +16,7 @@
 #include "checkpoint/folder.h"
 #include "comm/comm.h"
 #include "format/fileio.h"
+#include "shard/unit.h"
 
 #include <fsdp/safetensors.h>
 
@@ -279,6 +280,9 @@ fsdp_status fsdp_checkpoint_save(fsdp_checkpoint *c, const char *folder, int64_t
 {
     FSDP_FAIL_IF(folder == NULL || folder[0] == '\0' || strlen(folder) >= sizeof(((saving *)0)->folder) || step < 0 || keep < 0, FSDP_ERR_INVALID,
                  "fsdp_checkpoint_save: no folder, a path that is too long, or step %lld or keep %d below 0", (long long)step, keep);
+    for (int i = 0; i < c->count; i++)
+        FSDP_FAIL_IF(fsdpi_entry_is_tensor(&c->entry[i]) && c->entry[i].unit->averaged, FSDP_ERR_STATE,
+                     "fsdp_checkpoint_save: unit \"%s\": its average is in its place, and would be saved as its parameters: fsdp_ema_swap_out() first", c->entry[i].unit->name);
     saving *s = NULL;
     fsdp_status st = fsdp_comm_agree(c->comm, make_saving(&s, c, folder, step));
     if (st == FSDP_OK) {

@@ -51,6 +51,7 @@
     X(FSDPI_OP_FILL, "setting of values")                                                                   \
     X(FSDPI_OP_FILL_FROM, "values from one rank")                                                           \
     X(FSDPI_OP_COMPARE, "comparison of values")                                                             \
+    X(FSDPI_OP_REWRITE, "rewriting of parameters")                                                          \
     X(FSDPI_OP_NORM, "gradient norm")                                                                       \
     X(FSDPI_OP_STEP_BEGIN, "beginning of a step")                                                           \
     X(FSDPI_OP_STEP_END, "end of a step")                                                                   \

@@ -20,6 +20,8 @@ typedef struct fsdpi_optim_kernels {
     void (*adamw)(const fsdpi_adamw_scalars *s, float *p, const float *g, float *m, float *v, size_t numel);
     /* m NULL: no momentum */
     void (*sgd)(float lr, float momentum, float weight_decay, float scale, float *p, const float *g, float *m, size_t numel);
+    /* a += w (p - a) for w < 1/2; else a = p - decay (p - a) */
+    void (*mix)(float w, float decay, float *a, const float *p, size_t numel);
 } fsdpi_optim_kernels;
 
 FSDPI_ISA_TABLE(fsdpi_optim_kernels, fsdpi_optim_kernels_get)

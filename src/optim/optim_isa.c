@@ -54,4 +54,12 @@ static void sgd(float lr, float momentum, float weight_decay, float scale, float
     }
 }
 
-const fsdpi_optim_kernels FSDPI_ISA_NAME(fsdpi_optim_kernels_get) = { .adamw = adamw, .sgd = sgd };
+static void mix(float w, float decay, float *restrict a, const float *restrict p, size_t numel)
+{
+    if (w < 0.5f)
+        for (size_t i = 0; i < numel; i++) a[i] += w * (p[i] - a[i]);
+    else
+        for (size_t i = 0; i < numel; i++) a[i] = p[i] - decay * (p[i] - a[i]);
+}
+
+const fsdpi_optim_kernels FSDPI_ISA_NAME(fsdpi_optim_kernels_get) = { .adamw = adamw, .sgd = sgd, .mix = mix };

@@ -54,8 +54,9 @@ bool fsdpi_unit_has_gradients(const fsdp_unit *u)
 const char *fsdp_unit_state(const fsdp_unit *unit)
 {
     fsdp_unit *u = (fsdp_unit *)(uintptr_t)unit; /* the text is the unit's, for the caller to read */
-    snprintf(u->state_text, sizeof(u->state_text), "%s%s, %s%s%s%s", residencies[u->residency], u->summons > 0 ? " (summoned)" : "",
-             gradients[u->gradient], fsdpi_unit_has_gradients(u) ? ", gradients accumulated" : "", fsdpi_unsent_any(u) ? " (some not sent)" : "", u->in_step ? ", in a step" : "");
+    snprintf(u->state_text, sizeof(u->state_text), "%s%s, %s%s%s%s%s", residencies[u->residency], u->summons > 0 ? " (summoned)" : "",
+             gradients[u->gradient], fsdpi_unit_has_gradients(u) ? ", gradients accumulated" : "", fsdpi_unsent_any(u) ? " (some not sent)" : "", u->in_step ? ", in a step" : "",
+             u->averaged ? ", averaged" : "");
     return u->state_text;
 }
 
@@ -83,6 +84,8 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
     case FSDPI_SUMMONED: return u->summons > 0;
     case FSDPI_NOT_IN_STEP: return !u->in_step;
     case FSDPI_IN_STEP: return u->in_step;
+    case FSDPI_NOT_AVERAGED: return !u->averaged;
+    case FSDPI_AVERAGED: return u->averaged;
     case FSDPI_FORWARD_OPEN: return use != NULL && use->forward_open > 0;
     case FSDPI_RECOMPUTE_OPEN: return use != NULL && use->recompute_open > 0;
     case FSDPI_FORWARD_TO_UNDO: return use != NULL && use->forwards > use->backwards;

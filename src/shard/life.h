@@ -71,6 +71,8 @@
     X(FSDPI_SUMMONED, "it is not summoned", "summon it first")                                              \
     X(FSDPI_NOT_IN_STEP, "it is in a step", "end the step first")                                           \
     X(FSDPI_IN_STEP, "it is in no step", "fsdp_step_begin() first")                                         \
+    X(FSDPI_NOT_AVERAGED, "its average is in its place", "fsdp_ema_swap_out() first")                       \
+    X(FSDPI_AVERAGED, "its average is not in its place", "fsdp_ema_swap_in() first")                        \
     X(FSDPI_FORWARD_OPEN, "no forward of it is open in this pass", "begin its forward first")               \
     X(FSDPI_FORWARD_TO_UNDO, "every forward of this pass has had its backward", "a backward needs a forward of its own") \
     X(FSDPI_RECOMPUTE_OPEN, "no recompute of it is open in this pass", "begin the recompute first")         \
@@ -113,13 +115,22 @@
       FSDPI_C(FSDPI_SUMMONED),                                                                              \
       "one holder less; the last: what was written is dropped; SHARDED, or KEPT")                           \
     X(FSDPI_EV_FILL, "fsdp_unit_init",                                                                      \
-      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED), \
       "new values are made, and published where all ranks have theirs; SHARDED, or KEPT until it is used")  \
     X(FSDPI_EV_CHECK_REPLICAS, "fsdp_unit_check_replicas",                                                  \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
       "nothing")                                                                                            \
+    X(FSDPI_EV_REWRITE, "fsdp_units_rewrite",                                                               \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED), \
+      "masters are written, and published; gradients stay; SHARDED, or KEPT until it is used")              \
+    X(FSDPI_EV_SWAP_IN, "fsdp_ema_swap_in",                                                                 \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED), \
+      "as a rewrite, with the average; it is averaged")                                                     \
+    X(FSDPI_EV_SWAP_OUT, "fsdp_ema_swap_out",                                                               \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_AVERAGED), \
+      "the other way round")                                                                                \
     X(FSDPI_EV_STEP_BEGIN, "fsdp_step_begin",                                                               \
-      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP),                    \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED), \
       "in a step: parameters cannot be read; gradients are final")                                          \
     X(FSDPI_EV_STEP_END, "fsdp_step_end", FSDPI_C(FSDPI_IN_STEP),                                           \
       "masters are published, gradients dropped")                                                           \

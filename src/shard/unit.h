@@ -105,6 +105,7 @@ struct fsdp_unit {
 
     uint64_t listed; /* a mark of the list that was looked at last */
     bool in_step;
+    bool averaged; /* its average is in its masters' place (optim/average.c) */
     const float *step_grad; /* of the first element that this rank keeps; NULL: no gradients */
     float *step_gathered;   /* replicas, transports that copy: arena block */
     fsdpi_weight **weight;  /* of the passes whose gradients are accumulated */

@@ -15,6 +15,7 @@ typedef struct probe {
     mini *m;
     fsdp_unit *unit;
     fsdp_pass *pass;
+    fsdp_ema *ema; /* of unit a */
 } probe;
 
 static fsdp_status from_pointer(const void *p)
@@ -177,6 +178,29 @@ static fsdp_status create(probe *p)
     return st;
 }
 
+static fsdp_status write_nothing(fsdp_unit *unit, const fsdp_slice *slices, int count, void *arg)
+{
+    (void)slices;
+    (void)count;
+    (void)arg;
+    FSDP_FAIL(FSDP_ERR_INTERNAL, "unit %s would be written", fsdp_unit_name(unit));
+}
+
+static fsdp_status rewrite(probe *p)
+{
+    return fsdp_units_rewrite((fsdp_unit_list){ &p->unit, 1 }, write_nothing, NULL);
+}
+
+static fsdp_status swap_in(probe *p)
+{
+    return fsdp_ema_swap_in(p->ema);
+}
+
+static fsdp_status swap_out(probe *p)
+{
+    return fsdp_ema_swap_out(p->ema);
+}
+
 /* Letters: what states are described with. */
 static const struct {
     char letter;
@@ -196,7 +220,8 @@ static const struct {
     { 'z', "fsdp_unit_zero_grad", zero_grad },           { 'x', "fsdp_unit_param", param },
     { 'g', "fsdp_unit_grad", grad },                     { 's', "fsdp_unit_summoned", summoned },
     { 'c', "fsdp_unit_create", create },                 { 'K', "fsdp_unit_set_frozen", freeze },
-    { 'Q', "fsdp_unit_read_grad", read_grad },
+    { 'Q', "fsdp_unit_read_grad", read_grad },           { 'W', "fsdp_units_rewrite", rewrite },
+    { 'a', "fsdp_ema_swap_in", swap_in },                { 'A', "fsdp_ema_swap_out", swap_out },
 };
 enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 
@@ -240,6 +265,7 @@ typedef struct run {
     bool wrong_calls; /* of this rank */
     seen *seen;       /* rank 0's */
     fsdp_pass *ended;
+    fsdp_ema *ema;
 } run;
 
 static fsdp_status try_call(run *r, probe p, int k, const char *state)
@@ -269,8 +295,8 @@ static fsdp_status try_wrong(run *r, fsdp_pass *pass, const char *legal, const c
         if (strchr(legal, calls[k].letter) != NULL) continue;
         bool takes_pass = strchr("fFeEbB", calls[k].letter) != NULL;
         if (pass == NULL && calls[k].letter == 'P') continue; /* there is none to end */
-        FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], pass }, k, state));
-        if (pass == NULL && takes_pass && r->ended != NULL) FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], r->ended }, k, state));
+        FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], pass, r->ema }, k, state));
+        if (pass == NULL && takes_pass && r->ended != NULL) FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], r->ended, r->ema }, k, state));
         if (r->seen != NULL) r->seen->probes++;
     }
     return FSDP_OK;
@@ -392,6 +418,13 @@ static fsdp_status step(run *r)
     return fsdp_step_end(mini_list(m));
 }
 
+static fsdp_status averages(run *r, bool none)
+{
+    FSDP_TRY(fsdp_ema_swap_in(r->ema));
+    FSDP_TRY(try_wrong(r, NULL, with("prwRzcqA", none), "its average is in its place"));
+    return fsdp_ema_swap_out(r->ema);
+}
+
 static fsdp_status live(fsdp_comm *comm, const corner *c, bool wrong_calls, float *out)
 {
     int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
@@ -399,17 +432,20 @@ static fsdp_status live(fsdp_comm *comm, const corner *c, bool wrong_calls, floa
     run r = { .wrong_calls = wrong_calls && (c->arg == NULL || rank == 0), .seen = wrong_calls && rank == 0 ? c->shared : NULL };
     FSDP_TRY(mini_create(&r.m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
     bool none = c->mode == FSDP_MODE_NONE;
+    FSDP_TRY(fsdp_ema_create(&r.ema, (fsdp_unit_list){ &r.m.unit[MINI_A], 1 }));
     for (int s = 0; s < 2; s++) {
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqK", none), "it is idle"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqKWa", none), "it is idle"));
         FSDP_TRY(summons(&r));
         FSDP_TRY(one_pass(&r, s * 2 * size + rank));
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocq", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqWa", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
+        FSDP_TRY(averages(&r, none));
         FSDP_TRY(two_passes(&r, (s * 2 + 1) * size + rank));
         FSDP_TRY(summons(&r));
         FSDP_TRY(evaluation(&r, 77)); /* mode optimizer has them whole when the step begins */
         FSDP_TRY(step(&r));
     }
     FSDP_TRY(mini_read(&r.m, out));
+    fsdp_ema_destroy(r.ema);
     mini_destroy(&r.m);
     return FSDP_OK;
 }
