@@ -23,6 +23,7 @@ typedef struct trainer {
     fsdp_device *device;
     fsdp_model *model;
     fsdp_optim *optim;
+    fsdp_ema *ema; /* NULL: no --ema */
     fsdp_checkpoint *checkpoint;
     fsdp_schedule schedule;
     fsdp_scaler scaler; /* where --loss-scale is given; else its scale is 0 */
@@ -57,6 +58,7 @@ static fsdp_status register_all(trainer *t)
         FSDP_TRY(fsdp_checkpoint_add_param(t->checkpoint, name, p[i].unit, p[i].index));
     }
     FSDP_TRY(fsdp_checkpoint_add_optim(t->checkpoint, t->optim));
+    if (t->ema != NULL) FSDP_TRY(fsdp_checkpoint_add_ema(t->checkpoint, t->ema));
     FSDP_TRY(fsdp_checkpoint_add_i64(t->checkpoint, "tokens", &t->tokens));
     if (t->s->loss_scale != NULL) FSDP_TRY(fsdp_checkpoint_add_scaler(t->checkpoint, &t->scaler));
     /* The schedule, the order of data and dropout are functions of settings and step: these are all the state there is. */
@@ -70,8 +72,9 @@ static fsdp_status register_all(trainer *t)
 static fsdp_status initial_values(trainer *t)
 {
     if (t->run->checkpoint[0] != '\0') return fsdp_checkpoint_load(t->checkpoint, t->run->checkpoint);
-    if (t->s->init != NULL) return fsdp_model_load(t->model, t->s->init);
-    return fsdp_module_init_keyed(fsdp_model_module(t->model), FSDP_INIT_NORMAL, (uint64_t)t->s->seed);
+    if (t->s->init != NULL) FSDP_TRY(fsdp_model_load(t->model, t->s->init));
+    else FSDP_TRY(fsdp_module_init_keyed(fsdp_model_module(t->model), FSDP_INIT_NORMAL, (uint64_t)t->s->seed));
+    return t->ema != NULL ? fsdp_ema_update(t->ema, 0) : FSDP_OK; /* it begins as the parameters do */
 }
 
 static fsdp_status open_outputs(trainer *t)
@@ -92,6 +95,7 @@ static fsdp_status set_up(trainer *t)
     fsdp_model_set_recompute(t->model, s->activation_checkpointing);
     FSDP_TRY(create_optimizer(t));
     if (s->loss_scale != NULL) FSDP_TRY(train_scaler(s, &t->scaler));
+    if (s->ema > 0) FSDP_TRY(fsdp_ema_create(&t->ema, fsdp_module_units(fsdp_model_module(t->model))));
     FSDP_TRY(register_all(t));
     fsdp_comm_set_phase(t->comm, "load");
     FSDP_TRY(initial_values(t));
@@ -110,6 +114,7 @@ static void tear_down(trainer *t)
 {
     if (t->log != NULL) fclose(t->log);
     fsdp_checkpoint_destroy(t->checkpoint);
+    fsdp_ema_destroy(t->ema);
     fsdp_optim_destroy(t->optim);
     fsdp_device_close(t->device);
     free(t->inputs);
@@ -252,6 +257,7 @@ static fsdp_status train_step(trainer *t, int64_t step, step_record *r)
     r->step = step + 1;
     r->loss = count > 0 ? fsdp_exact_sum_value(&sums[0]) / count : 0;
     FSDP_TRY(optimizer_step(t, step, r));
+    if (t->ema != NULL && !r->skipped) FSDP_TRY(fsdp_ema_update(t->ema, (float)s->ema));
     double end = cli_clock();
     t->tokens += s->batch * s->seq;
     FSDP_TRY(measure_memory(t));
@@ -299,6 +305,7 @@ static fsdp_status evaluate(trainer *t, step_record *r)
     int64_t windows, batches;
     fsdp_exact_sum sums[2] = { 0 };
     fsdp_comm_set_phase(t->comm, "evaluation");
+    if (t->ema != NULL) FSDP_TRY(fsdp_ema_swap_in(t->ema));
     FSDP_TRY(fsdp_eval_windows(fsdp_dataset_tokens(t->run->val), s->seq, &windows));
     batches = (windows + s->micro_batch - 1) / s->micro_batch;
     if (s->eval_batches > 0 && s->eval_batches < batches) batches = s->eval_batches;
@@ -307,6 +314,7 @@ static fsdp_status evaluate(trainer *t, step_record *r)
         int64_t mine = b + t->rank;
         FSDP_TRY(eval_batch(t, mine < batches ? mine * s->micro_batch : windows, sums));
     }
+    if (t->ema != NULL) FSDP_TRY(fsdp_ema_swap_out(t->ema));
     FSDP_TRY(fsdp_comm_sum_exact_sums(t->comm, sums, 2));
     r->evaluated = true;
     r->val_tokens = (int64_t)fsdp_exact_sum_value(&sums[1]);
@@ -339,8 +347,9 @@ static fsdp_status finish(trainer *t, const step_record *last, bool asked)
         return FSDP_OK;
     }
     fsdp_comm_set_phase(t->comm, "writing the model");
+    if (t->ema != NULL) FSDP_TRY(fsdp_ema_swap_in(t->ema)); /* nothing comes after it */
     FSDP_TRY(fsdp_model_save(t->model, s->out));
-    if (t->rank == 0) progress_say(&t->progress, "wrote %s/model.safetensors and config.json", s->out);
+    if (t->rank == 0) progress_say(&t->progress, "wrote %s/model.safetensors and config.json%s", s->out, t->ema != NULL ? ", with the averages" : "");
     return FSDP_OK;
 }
 

@@ -37,7 +37,8 @@ const cli_option train_options[] = {
     { .name = "eps", .kind = CLI_FLOAT, .offset = AT(eps), .value = "X", .fallback = "1e-8", .help = "of AdamW", .min = 1e-30, .max = 1 },
     { .name = "clip", .kind = CLI_FLOAT, .offset = AT(clip), .value = "X", .fallback = "1", .help = "largest gradient norm; 0: no clipping", .min = 0, .max = 1e30 },
     { .name = "clip-norm-type", .kind = CLI_TEXT, .offset = AT(clip_norm_type), .value = "P|inf", .fallback = "2", .help = "which norm is clipped and logged: p of the p-norm" },
-    { .name = "loss-scale", .kind = CLI_TEXT, .offset = AT(loss_scale), .value = "dynamic|N", .help = "what the backward begins with; dynamic: 65536, less after each step whose gradients are not finite (which is skipped), more after 2000 good ones [1]" },
+    { .name = "loss-scale", .kind = CLI_TEXT, .offset = AT(loss_scale), .value = "dynamic[:N]|N", .help = "what the backward begins with; dynamic: N, or 65536, half of it after each step whose gradients are not finite (which is skipped), twice after 2000 good ones [1]" },
+    { .name = "ema", .kind = CLI_FLOAT, .offset = AT(ema), .value = "DECAY", .help = "evaluate, and write at the end, a moving average of the parameters, of which DECAY stays in each step (0.999) [no average]", .min = 1e-6, .max = 0.999999 },
     { .name = "dropout", .kind = CLI_FLOAT, .offset = AT(dropout), .value = "X", .help = "[what the model's config says; 0 for the named models]", .min = 0, .max = 0.99 },
     { .name = "seed", .kind = CLI_INT, .offset = AT(seed), .value = "N", .fallback = "1", .help = "of initial values, the order of data, and dropout", .min = 0, .max = BIG },
     { .name = "eval-every", .kind = CLI_INT, .offset = AT(eval_every), .value = "N", .help = "steps between evaluations [only at the end]", .min = 1, .max = BIG },
@@ -78,12 +79,15 @@ double train_clip_p(const train_settings *s)
 
 fsdp_status train_scaler(const train_settings *s, fsdp_scaler *scaler)
 {
-    if (strcmp(s->loss_scale, "dynamic") == 0) return fsdp_scaler_init(scaler, NULL);
+    const char *text = s->loss_scale;
+    if (strcmp(text, "dynamic") == 0) return fsdp_scaler_init(scaler, NULL);
+    bool dynamic = strncmp(text, "dynamic:", 8) == 0;
+    if (dynamic) text += 8;
     char *end;
-    double n = strtod(s->loss_scale, &end);
-    FSDP_FAIL_IF(end == s->loss_scale || *end != '\0' || !(n >= 0x1p-126 && n <= 0x1p126), FSDP_ERR_INVALID,
-                 "--loss-scale %s: must be dynamic, or a number greater than 0 (a power of two changes no bits)", s->loss_scale);
-    return fsdp_scaler_init(scaler, &(fsdp_scaler_opts){ .scale = n, .min = n, .max = n });
+    double n = strtod(text, &end);
+    FSDP_FAIL_IF(end == text || *end != '\0' || !(n >= 0x1p-126 && n <= 0x1p126), FSDP_ERR_INVALID,
+                 "--loss-scale %s: must be dynamic, dynamic:N, or N, a number greater than 0 (a power of two changes no bits)", s->loss_scale);
+    return fsdp_scaler_init(scaler, &(fsdp_scaler_opts){ .scale = n, .min = dynamic ? 0 : n, .max = dynamic ? 0 : n });
 }
 
 static bool is_set(const train_run *run, const char *name)
@@ -164,6 +168,8 @@ static int take_saved_settings(train_run *run)
         bool same = i == 2 ? json_is_integer(was) && json_integer_value(was) == run->s.seq : json_is_string(was) && strcmp(json_string_value(was), is) == 0;
         if (!same) return cli_usage("train: --%s cannot change on --resume: leave it out, or begin a new run in another --out", fixed[i]);
     }
+    if (is_set(run, "ema") && !(json_number_value(json_object_get(run->saved, "ema")) > 0))
+        return cli_usage("train: --ema on --resume: the run has no average to go on with: leave it out, or begin a new run in another --out");
     cli_from_json(train_options, train_option_count, &run->s, run->saved, note_difference, run);
     return 0;
 }
