@@ -12,7 +12,7 @@
  * different passes drop what differs.
  *
  * All of it is on the compute stream. */
-#include "shard/unit.h"
+#include "shard/unit_list.h"
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -131,24 +131,20 @@ static fsdp_status post(fsdp_unit *u, int round)
     return FSDP_OK;
 }
 
-static fsdp_status post_all(fsdp_unit_list l)
+/* Units of a list may be of several communicators: each is dealt with by itself, in an order that all ranks share. */
+static fsdp_status post_all(fsdp_unit_list l, fsdpi_runtime *rt)
 {
     for (int i = 0; i < l.count; i++)
-        for (int k = 0; k < l.units[i]->unsent_rounds; k++)
+        for (int k = 0; l.units[i]->rt == rt && k < l.units[i]->unsent_rounds; k++)
             if (l.units[i]->unsent[k].has) FSDP_TRY(post(l.units[i], k));
-    for (int i = 0; i < l.count; i++) FSDP_TRY(fsdpi_reduce_owed(l.units[i]->rt, true));
-    return FSDP_OK;
+    return fsdpi_reduce_owed(rt, true);
 }
 
-/* All ranks have come this way: what was posted counts on all of them. Once a communicator. */
-static fsdp_status meet(fsdp_unit_list l)
+static fsdp_unit *first_unsent(fsdp_unit_list l, const fsdpi_runtime *rt)
 {
-    for (int i = 0; i < l.count; i++) {
-        bool first = fsdpi_unsent_any(l.units[i]);
-        for (int k = 0; k < i; k++) first &= l.units[k]->rt != l.units[i]->rt || !fsdpi_unsent_any(l.units[k]);
-        if (first) FSDP_TRY(fsdpi_comm_tell(l.units[i]->rt->comm, FSDPI_OP_SEND, l.units[i]->name, NULL, 0));
-    }
-    return FSDP_OK;
+    for (int i = 0; i < l.count; i++)
+        if (l.units[i]->rt == rt && fsdpi_unsent_any(l.units[i])) return l.units[i];
+    return NULL;
 }
 
 static bool is_in(fsdp_unit_list l, const fsdp_unit *u)
@@ -158,35 +154,39 @@ static bool is_in(fsdp_unit_list l, const fsdp_unit *u)
     return false;
 }
 
-static void take_back(fsdp_unit_list l)
+static void take_back(fsdp_unit_list l, fsdpi_runtime *rt)
 {
     fsdpi_error kept;
     fsdpi_error_save(&kept);
-    for (int i = 0; i < l.count; i++) {
-        fsdpi_runtime *rt = l.units[i]->rt;
-        for (fsdpi_pooled *o = rt->owed; o != NULL; o = o->next_owed) o->discard |= is_in(l, o->unit);
-        (void)!fsdpi_reduce_owed(rt, true);
-    }
-    for (int i = 0; i < l.count; i++) fsdpi_grad_discard(l.units[i]);
+    for (fsdpi_pooled *o = rt->owed; o != NULL; o = o->next_owed) o->discard |= is_in(l, o->unit);
+    (void)!fsdpi_reduce_owed(rt, true);
+    for (int i = 0; i < l.count; i++)
+        if (l.units[i]->rt == rt) fsdpi_grad_discard(l.units[i]);
     fsdpi_error_restore(&kept);
+}
+
+static fsdp_status send_all(fsdp_unit_list units, fsdpi_runtime *rt)
+{
+    const fsdp_unit *first = first_unsent(units, rt);
+    if (first == NULL) return FSDP_OK;
+    fsdp_status st = post_all(units, rt);
+    /* All ranks have come this way: what was posted counts on all of them. */
+    if (st == FSDP_OK) st = fsdpi_comm_tell(rt->comm, FSDPI_OP_SEND, first->name, NULL, 0);
+    if (st != FSDP_OK) {
+        take_back(units, rt);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    for (int i = 0; i < units.count; i++)
+        if (units.units[i]->rt == rt && fsdpi_unsent_any(units.units[i])) {
+            fsdpi_grad_commit(units.units[i]);
+            fsdpi_unsent_commit(units.units[i], 0);
+        }
+    return FSDP_OK;
 }
 
 fsdp_status fsdpi_unsent_post(fsdp_unit_list units)
 {
-    bool any = false;
-    for (int i = 0; i < units.count; i++) any |= fsdpi_unsent_any(units.units[i]);
-    if (!any) return FSDP_OK;
-    fsdp_status st = post_all(units);
-    if (st == FSDP_OK) st = meet(units);
-    if (st != FSDP_OK) {
-        take_back(units);
-        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-    }
-    for (int i = 0; i < units.count; i++)
-        if (fsdpi_unsent_any(units.units[i])) {
-            fsdpi_grad_commit(units.units[i]);
-            fsdpi_unsent_commit(units.units[i], 0);
-        }
+    for (fsdpi_runtime *rt = fsdpi_list_next(units, NULL); rt != NULL; rt = fsdpi_list_next(units, rt)) FSDP_TRY(send_all(units, rt));
     return FSDP_OK;
 }
 

@@ -145,12 +145,23 @@ static void close_groups(groups *g)
     fsdp_device_close(g->dev);
 }
 
+/* Also without sync: what ranks kept is then sent in the step, on one communicator after another. */
+static fsdp_status pass(fsdp_comm *comm, fsdp_unit *const *units, const int *which, int count, int leaf, madeup_fn fn, double weight, bool sync)
+{
+    fsdp_pass *pass;
+    FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+    FSDP_TRY(fsdp_pass_set_sync(pass, sync));
+    FSDP_TRY(madeup_run(pass, units, which, count, leaf, fn));
+    fsdp_pass_add_weight(pass, weight);
+    return fsdp_pass_end(pass);
+}
+
 static fsdp_status bring(groups *g, int step, madeup_fn fn)
 {
     static const int trunk[] = { TRUNK };
-    FSDP_TRY(madeup_pass(&g->trunk, trunk, 1, 8 * step + fsdp_comm_rank(g->world), fn, fsdp_comm_rank(g->world) == 0 ? 2 : 0));
+    FSDP_TRY(pass(g->world, &g->trunk, trunk, 1, 8 * step + fsdp_comm_rank(g->world), fn, fsdp_comm_rank(g->world) == 0 ? 2 : 0, step != 1));
     if (g->experts == 0) return FSDP_OK;
-    return madeup_pass(g->expert, g->which, g->experts, 8 * step + fsdp_comm_rank(g->sub), fn, 0);
+    return pass(g->sub, g->expert, g->which, g->experts, 8 * step + fsdp_comm_rank(g->sub), fn, 0, step != 1);
 }
 
 static fsdp_status several(fsdp_comm *world, void *arg)

@@ -61,10 +61,8 @@ static fsdp_status backward(fsdp_unit *u, int which, int leaf, madeup_fn fn)
     return FSDP_OK;
 }
 
-fsdp_status madeup_pass(fsdp_unit *const *units, const int *which, int count, int leaf, madeup_fn fn, double weight)
+fsdp_status madeup_run(fsdp_pass *pass, fsdp_unit *const *units, const int *which, int count, int leaf, madeup_fn fn)
 {
-    fsdp_pass *pass;
-    FSDP_TRY(fsdp_pass_begin(&pass, fsdp_unit_comm(units[0]), FSDP_PASS_TRAIN));
     for (int k = 0; k < count; k++) {
         FSDP_TRY(fsdp_unit_begin_forward(units[k], pass));
         FSDP_TRY(fsdp_unit_end_forward(units[k], pass));
@@ -74,6 +72,14 @@ fsdp_status madeup_pass(fsdp_unit *const *units, const int *which, int count, in
         FSDP_TRY(backward(units[k], which[k], leaf, fn));
         FSDP_TRY(fsdp_unit_end_backward(units[k], pass));
     }
+    return FSDP_OK;
+}
+
+fsdp_status madeup_pass(fsdp_unit *const *units, const int *which, int count, int leaf, madeup_fn fn, double weight)
+{
+    fsdp_pass *pass;
+    FSDP_TRY(fsdp_pass_begin(&pass, fsdp_unit_comm(units[0]), FSDP_PASS_TRAIN));
+    FSDP_TRY(madeup_run(pass, units, which, count, leaf, fn));
     fsdp_pass_add_weight(pass, weight);
     return fsdp_pass_end(pass);
 }

@@ -24,6 +24,8 @@ float madeup_noise(int which, int leaf, int i);
 
 /* A pass on the units' communicator in which unit k brings fn(which[k], leaf, .). */
 fsdp_status madeup_pass(fsdp_unit *const *units, const int *which, int count, int leaf, madeup_fn fn, double weight);
+/* The same within a pass that is the caller's. */
+fsdp_status madeup_run(fsdp_pass *pass, fsdp_unit *const *units, const int *which, int count, int leaf, madeup_fn fn);
 /* All parameters of a unit, whole: MADEUP floats. */
 fsdp_status madeup_read(fsdp_unit *unit, float *out);
 
