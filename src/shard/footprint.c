@@ -15,18 +15,40 @@ static size_t region(const fsdpi_runtime *rt, size_t payload)
     return fsdpi_round_up(counters, page) + fsdpi_round_up(payload, page);
 }
 
+/* A flat of a group: a place of `bytes` for each such group. */
+static size_t flat(const fsdpi_runtime *rt, const fsdpi_group *group, size_t bytes)
+{
+    return region(rt, fsdpi_round_up(bytes, fsdpi_page_size()) * (size_t)(rt->comm->size / group->size));
+}
+
+static size_t shared(const fsdp_unit *u)
+{
+    const size_t whole = bytes_of(u->layout.total), narrow = (size_t)u->layout.total * fsdp_dtype_bytes(u->param_dtype);
+    size_t n = 0;
+    if (u->flat != NULL) n += flat(u->rt, &u->shards, narrow);
+    if (u->exact != NULL) n += flat(u->rt, &u->shards, whole);
+    if (u->near != NULL) n += flat(u->rt, &u->near_group, u->raw ? narrow : whole);
+    if (u->replica_flat != NULL) n += flat(u->rt, &u->replicas, bytes_of(u->layout.edge[u->replicas.size]));
+    return n;
+}
+
 fsdpi_footprint fsdpi_unit_footprint(const fsdp_unit *u)
 {
-    const bool copies = !u->rt->comm->transport->zero_copy, none = u->mode == FSDP_MODE_NONE;
-    const size_t whole = bytes_of(u->layout.total), slice = bytes_of(fsdpi_unit_slice(u));
-    return (fsdpi_footprint){
-        .master = none ? whole : copies ? slice : 0,
-        .sum = slice,
-        .gathered = copies && !none ? whole : 0,
-        .step = copies && none ? whole : 0,
+    const bool copies = !u->rt->comm->transport->zero_copy, narrow = fsdpi_unit_is_narrow(u), apart = fsdpi_unit_is_apart(u);
+    const size_t whole = bytes_of(u->layout.total), kept = bytes_of(fsdpi_unit_kept(u)), element = fsdp_dtype_bytes(u->param_dtype);
+    fsdpi_footprint f = {
+        .master = copies || u->flat == NULL ? kept : 0,
+        .published = narrow && copies ? (size_t)fsdpi_unit_kept(u) * element : 0,
+        .sum = bytes_of(fsdpi_unit_slice(u)),
+        .step = copies && u->replicas.size > 1 ? kept : 0,
+        .block = apart || u->reduce_dtype != FSDP_F32 ? whole : 0,
         .summoned = whole,
-        .shared = region(u->rt, whole),
+        .shared = shared(u),
     };
+    if (u->flat == NULL) f.gathered = 0; /* mode none: the masters are whole */
+    else if (narrow && !u->raw) f.gathered = whole;
+    else f.gathered = copies || apart ? (size_t)u->layout.total * element : 0;
+    return f;
 }
 
 /* In steps of an eighth of their power of two, a page at least. */
@@ -39,13 +61,13 @@ static size_t window_size(size_t bytes)
 
 static size_t window_size_of(const fsdp_unit *u)
 {
-    return window_size(bytes_of(u->layout.total));
+    return window_size(fsdpi_unit_window_bytes(u));
 }
 
 static int same_size(const fsdpi_runtime *rt, const fsdp_unit *like, const fsdp_unit *before)
 {
     int n = 0;
-    for (const fsdp_unit *u = rt->units; u != before; u = u->following) n += u->ctx == like->ctx && window_size_of(u) == window_size_of(like);
+    for (const fsdp_unit *u = rt->units; u != before; u = u->following) n += u->store == like->store && window_size_of(u) == window_size_of(like);
     return n;
 }
 

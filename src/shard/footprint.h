@@ -7,14 +7,16 @@
 
 #include "shard/unit.h"
 
-/* Bytes of this rank, unless it says otherwise. */
+/* Bytes of this rank, unless it says otherwise; where storage is apart from compute, on the one or the other. */
 typedef struct fsdpi_footprint {
-    size_t master;   /* always: its own copy of what it keeps, where that is not in shared memory */
-    size_t sum;      /* an accumulator: one from the first pass on, a second one where a step has several passes */
-    size_t gathered; /* while the unit is whole */
-    size_t step;     /* while it is in a step, where it has gradients */
-    size_t summoned; /* while it is summoned with writeback */
-    size_t shared;   /* of all ranks together, always: published parameters and counters */
+    size_t master;    /* storage, always: its own copy of what it keeps, where that is not in shared memory */
+    size_t published; /* storage, always: the same in a type below fp32 */
+    size_t sum;       /* storage: an accumulator: one from the first pass on, a second one where a step has several passes */
+    size_t step;      /* storage, while it is in a step, where it has gradients and there are replicas */
+    size_t gathered;  /* compute, while the unit is whole */
+    size_t block;     /* compute, while a backward writes gradients that are sent in another type, or from elsewhere */
+    size_t summoned;  /* compute, while it is summoned with writeback */
+    size_t shared;    /* of all ranks together, always: published parameters and counters */
 } fsdpi_footprint;
 
 fsdpi_footprint fsdpi_unit_footprint(const fsdp_unit *u);

@@ -190,18 +190,24 @@ static taken taken_now(const mini *m)
     return (taken){ fsdpi_arena_get_stats(ctx_of(m)->arena).bytes_live, fsdpi_arena_get_stats(ctx_of(m)->gathered).bytes_live, shared_now(m->comm) };
 }
 
-/* What docs/memory.md says. sums: accumulators of each unit; whole, stepping, written: bits of units. */
-static taken predicted(const mini *m, size_t at_rest, int states, int sums, unsigned whole, unsigned stepping, unsigned written, bool windows)
+/* What docs/memory.md says. sums: accumulators of each unit; the others: bits of units. */
+typedef struct phase {
+    int states, sums;
+    unsigned whole, backward, stepping, written;
+    bool windows;
+} phase;
+
+static taken predicted(const mini *m, size_t at_rest, phase p)
 {
     taken b = { .shared = at_rest };
     for (int u = 0; u < MINI_UNITS; u++) {
         fsdpi_footprint f = fsdpi_unit_footprint(m->unit[u]);
-        b.arena += f.master + (size_t)states * (size_t)fsdp_unit_slice_numel(m->unit[u]) * sizeof(float) + (size_t)sums * f.sum;
-        b.arena += (stepping >> u & 1 ? f.step : 0) + (written >> u & 1 ? f.summoned : 0);
-        b.gathered += whole >> u & 1 ? f.gathered : 0;
+        b.arena += f.master + f.published + (size_t)p.states * (size_t)fsdp_unit_slice_numel(m->unit[u]) * sizeof(float) + (size_t)p.sums * f.sum;
+        b.arena += (p.stepping >> u & 1 ? f.step : 0) + (p.written >> u & 1 ? f.summoned : 0) + (p.backward >> u & 1 ? f.block : 0);
+        b.gathered += p.whole >> u & 1 ? f.gathered : 0;
         b.shared += f.shared;
     }
-    if (windows) b.shared += fsdpi_windows_footprint_of(m->unit[0]->rt, 2).shared;
+    if (p.windows) b.shared += fsdpi_windows_footprint_of(m->unit[0]->rt, 2).shared;
     return b;
 }
 
@@ -219,35 +225,58 @@ static fsdp_status every_byte(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
     const unsigned all = (1u << MINI_UNITS) - 1, one = 1u << MINI_BIG, root = 1u << MINI_ROOT;
-    const unsigned kept = c->mode == FSDP_MODE_OPTIMIZER ? all : 0; /* from the first pass on */
+    const bool keeps = c->mode == FSDP_MODE_OPTIMIZER;
     const size_t at_rest = shared_now(comm);
     FSDP_TRY(fsdp_comm_barrier(comm));
     mini m;
     fsdp_pass *p;
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .prefetch = -1 })); /* AdamW: two states */
-    FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 0, 0, 0, 0, false), "after create"));
+    mini_opts o = c->arg != NULL ? *(const mini_opts *)c->arg : (mini_opts){ 0 };
+    o.mode = c->mode;
+    o.device = c->device;
+    o.prefetch = -1;
+    if (o.shards > 0 && c->ranks % o.shards != 0) return FSDP_OK;
+    if (o.shards > 0 && c->mode == FSDP_MODE_NONE) o.shards = 1;
+    FSDP_TRY(mini_create(&m, comm, &o)); /* AdamW: two states */
+    phase now = { .states = 2 };
+    FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), "after create"));
     for (int step = 0; step < 3; step++) {
-        int sums = step == 0 ? 0 : 2;
         for (int pass = 0; pass < 2; pass++) {
-            bool windows = step > 0 || pass > 0;
+            int64_t leaf = 2 * step + pass;
             FSDP_TRY(fsdp_pass_begin(&p, comm, FSDP_PASS_TRAIN));
-            FSDP_TRY(mini_run(&m, p, "[0 F1 F2 F3 F4 [5", 2 * step + pass));
-            unsigned whole = c->mode == FSDP_MODE_FULL ? root | one : all;
-            FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, sums, whole, 0, 0, windows), "in the forward"));
-            FSDP_TRY(mini_run(&m, p, "]5 ]0 {0 B5 B4 B3 B2 B1", 2 * step + pass));
-            FSDP_TRY(mini_run(&m, p, "}0", 2 * step + pass));
+            FSDP_TRY(mini_run(&m, p, "[0 F1 F2 F3 F4 [5", leaf));
+            now.whole = c->mode == FSDP_MODE_FULL ? root | one : all;
+            FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), "in the forward"));
+            FSDP_TRY(mini_run(&m, p, "]5 ]0 {0 B5 B4 B3 B2 B1", leaf));
+            FSDP_TRY(mini_run(&m, p, "}0", leaf));
             FSDP_TRY(fsdp_pass_end(p));
-            if (sums < 2) sums++;
-            FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, sums, kept, 0, 0, true), pass == 0 ? "after a pass" : "after two passes"));
+            if (now.sums < 2) now.sums++; /* a step has two passes */
+            now.windows = true;
+            now.whole = keeps ? all : 0; /* from the first pass on */
+            FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), pass == 0 ? "after a pass" : "after two passes"));
         }
         FSDP_TRY(fsdp_step_begin(mini_list(&m)));
-        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept, all, 0, true), "in a step"));
+        now.stepping = all;
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), "in a step"));
         FSDP_TRY(fsdp_step_end(mini_list(&m)));
-        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept, 0, 0, true), "after a step"));
+        now.stepping = 0;
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), "after a step"));
+        FSDP_TRY(fsdp_pass_begin(&p, comm, FSDP_PASS_TRAIN));
+        FSDP_TRY(mini_run(&m, p, "[5 ]5 {5", 50));
+        now.whole |= one;
+        now.backward = one;
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), "in a backward"));
+        FSDP_TRY(fsdp_pass_cancel(p));
+        now.whole = keeps ? all : 0;
+        now.backward = 0;
+        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), "after a cancelled pass"));
         FSDP_TRY(fsdp_unit_summon_begin(m.unit[MINI_BIG], &(fsdp_unit_summon_opts){ .writeback = true }));
-        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept | one, 0, one, true), "while summoned"));
+        if (o.param_dtype == FSDP_F32) now.whole |= one; /* else it is the masters that one sees: of them there is one copy */
+        now.written = one;
+        FSDP_TRY(o.param_dtype == FSDP_F32 ? expect_bytes(&m, predicted(&m, at_rest, now), "while summoned") : FSDP_OK);
         FSDP_TRY(fsdp_unit_summon_end(m.unit[MINI_BIG]));
-        FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, 2, 2, kept, 0, 0, true), "after a summon"));
+        now.whole = keeps && o.param_dtype == FSDP_F32 ? all : keeps ? all & ~one : 0;
+        now.written = 0;
+        if (o.param_dtype == FSDP_F32) FSDP_TRY(expect_bytes(&m, predicted(&m, at_rest, now), "after a summon"));
     }
     size_t windows = fsdpi_windows_footprint_of(m.unit[0]->rt, 2).shared; /* they are the communicator's */
     mini_destroy(&m);
@@ -260,6 +289,13 @@ static void test_every_byte_is_predicted(void **state)
 {
     (void)state;
     in_corners(every_byte, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 2, 5, 0 } });
+}
+
+static void test_every_byte_of_meshes_and_types(void **state)
+{
+    (void)state;
+    static mini_opts some[] = { { .shards = 2 }, { .reduce_dtype = FSDP_BF16 }, { .param_dtype = FSDP_BF16 }, { .shards = 2, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16 } };
+    for (int i = 0; i < 4; i++) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 4, 0 }, .arg = &some[i] });
 }
 
 /* A communicator that goes takes everything along. */
@@ -366,7 +402,7 @@ static fsdp_status fat(fsdp_comm *comm, void *arg)
     /* Of what is not in use an arena keeps the most there was: two units whole at once and one ahead, a fill's values. */
     for (int u = 0; u < FAT_UNITS; u++) {
         fsdpi_footprint f = fsdpi_unit_footprint(unit[u]);
-        own += (double)(f.master + 2 * f.sum + f.step) + 2.0 * (double)fsdp_unit_slice_numel(unit[u]) * sizeof(float);
+        own += (double)(f.master + f.published + 2 * f.sum + f.step) + 2.0 * (double)fsdp_unit_slice_numel(unit[u]) * sizeof(float);
         own += (double)(u < 3 || c->mode == FSDP_MODE_OPTIMIZER || c->mode == FSDP_MODE_GRAD_OP ? f.gathered : 0);
         own += u == 0 ? (double)fsdp_unit_slice_numel(unit[u]) * sizeof(float) : 0;
         shared += (double)f.shared;
@@ -478,6 +514,7 @@ int main(void)
         cmocka_unit_test(test_as_many_ahead_as_asked_for),
         cmocka_unit_test(test_nothing_is_taken_after_the_first_step),
         cmocka_unit_test(test_every_byte_is_predicted),
+        cmocka_unit_test(test_every_byte_of_meshes_and_types),
         cmocka_unit_test(test_a_communicator_takes_all_along),
         cmocka_unit_test(test_pss_stays_within_what_is_predicted),
         cmocka_unit_test(test_messages_are_counted),
