@@ -13,6 +13,7 @@
 #include <fsdp/comm.h>
 #include <fsdp/sum.h>
 #include <fsdp/unit.h>
+#include <fsdp/gather.h>
 #include <fsdp/norm.h>
 #include <fsdp/scaler.h>
 #include <fsdp/optim.h>

@@ -44,6 +44,11 @@
     X(FSDPI_OP_SEND, "sending of gradients without sync")                                                   \
     X(FSDPI_OP_PASS_SYNC, "choice of sync for a pass")                                                      \
     X(FSDPI_OP_NEAR, "keeping of parameters near")                                                          \
+    X(FSDPI_OP_UNSHARD, "unshard")                                                                          \
+    X(FSDPI_OP_RESHARD, "reshard")                                                                          \
+    X(FSDPI_OP_PREFETCH, "prefetch")                                                                        \
+    X(FSDPI_OP_SET_PREFETCH, "list of what to prefetch")                                                    \
+    X(FSDPI_OP_CAP, "cap on whole parameters")                                                              \
     X(FSDPI_OP_SUMMON, "summon")                                                                            \
     X(FSDPI_OP_SUMMON_END, "end of a summon")                                                               \
     X(FSDPI_OP_SUMMON_CANCEL, "cancellation of a summon")                                                   \

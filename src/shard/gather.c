@@ -34,10 +34,15 @@ static bool in_place(const fsdp_unit *u)
     return transport_of(u)->zero_copy && !fsdpi_unit_is_apart(u);
 }
 
-/* Whether a gather takes memory and time of this rank: it copies, or it makes fp32 of what it reads. */
-static bool gather_copies(const fsdp_unit *u)
+bool fsdpi_gather_copies(const fsdp_unit *u)
 {
     return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw);
+}
+
+static void move(fsdp_unit *u, fsdpi_residency to)
+{
+    if (u->rt->moved != NULL && u->residency != to) u->rt->moved(u->rt->moved_arg, u, (int)u->residency, (int)to);
+    u->residency = to;
 }
 
 static fsdp_status view(fsdp_unit *u, fsdpi_flat *flat, uint32_t version)
@@ -103,9 +108,11 @@ static fsdp_status gather(fsdp_unit *u, bool exact)
     FSDP_TRY(fsdpi_unit_source(u, exact, &flat, &version, &dtype));
     bool widens = dtype != FSDP_F32 && !u->raw, views = !widens && t->zero_copy && (flat == u->near || in_place(u));
     void *p = u->whole_private ? u->whole : NULL; /* a block of the same size: mode optimizer gathers a new version into it */
+    if (!views) FSDP_TRY(fsdpi_room_make(u, exact));
     if (widens) FSDP_TRY(gather_and_widen(u, flat, version, dtype, &p));
     else if (views) FSDP_TRY(view(u, flat, version));
     else FSDP_TRY(copy(u, flat, version, (size_t)u->layout.total * fsdp_dtype_bytes(dtype), &p));
+    if (!views && p != NULL && !u->whole_private) fsdpi_room_take(u, exact);
     u->whole_private = !views;
     u->whole = u->whole_private ? p : (void *)(uintptr_t)t->flat_whole(flat);
     u->whole_version = u->version;
@@ -116,21 +123,41 @@ static fsdp_status gather(fsdp_unit *u, bool exact)
     return FSDP_OK;
 }
 
+static fsdp_status gather_ahead(fsdp_unit *u, bool exact)
+{
+    FSDP_TRY(gather(u, exact));
+    move(u, FSDPI_AHEAD);
+    return FSDP_OK;
+}
+
 static fsdp_status hold(fsdp_unit *u, bool exact)
 {
     exact = exact || !fsdpi_unit_is_narrow(u);
     if (u->flat != NULL) {
         /* The other kind of values may have another size, and lie elsewhere. */
         if (u->holders == 0 && u->residency != FSDPI_SHARDED && u->whole_exact != exact) FSDP_TRY(fsdpi_unit_reshard(u));
-        if (u->residency == FSDPI_SHARDED || u->whole_version != u->version) {
-            FSDP_TRY(gather(u, exact));
-            u->residency = FSDPI_AHEAD;
-        }
+        if (u->residency == FSDPI_SHARDED || u->whole_version != u->version) FSDP_TRY(gather_ahead(u, exact));
         if (u->residency == FSDPI_AHEAD) FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
     }
-    u->residency = FSDPI_WHOLE;
+    move(u, FSDPI_WHOLE);
     u->holders++;
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_unit_make_whole(fsdp_unit *u)
+{
+    if (u->holders > 0 || u->flat == NULL) return FSDP_OK;
+    bool exact = !fsdpi_unit_is_narrow(u);
+    if (u->residency != FSDPI_SHARDED && u->whole_exact != exact) FSDP_TRY(fsdpi_unit_reshard(u));
+    if (u->residency == FSDPI_SHARDED || u->whole_version != u->version) FSDP_TRY(gather_ahead(u, exact));
+    if (u->residency == FSDPI_AHEAD) FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+    move(u, FSDPI_KEPT);
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_unit_gather_ahead(fsdp_unit *u)
+{
+    return gather_ahead(u, !fsdpi_unit_is_narrow(u));
 }
 
 fsdp_status fsdpi_unit_hold(fsdp_unit *u)
@@ -145,10 +172,11 @@ fsdp_status fsdpi_unit_hold_exact(fsdp_unit *u)
 
 fsdp_status fsdpi_unit_reshard(fsdp_unit *u)
 {
+    u->pinned = false;
     if (u->flat == NULL || u->residency == FSDPI_SHARDED) return FSDP_OK;
     void *p = u->whole;
     u->whole = NULL;
-    u->residency = FSDPI_SHARDED;
+    move(u, FSDPI_SHARDED);
     if (!u->whole_private) {
         set_readable(u, false);
         return FSDP_OK;
@@ -160,14 +188,17 @@ fsdp_status fsdpi_unit_reshard(fsdp_unit *u)
     if (st == FSDP_OK && transport_of(u)->scribble)
         st = fsdpi_stream_fill(u->ctx->compute, p, 0xff, (size_t)u->layout.total * fsdp_dtype_bytes(u->whole_dtype));
     fsdpi_arena_free(u->ctx->gathered, p);
+    fsdpi_room_give(u);
     return st;
 }
 
 fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep)
 {
     if (--u->holders > 0) return FSDP_OK;
-    u->residency = FSDPI_KEPT;
-    if (keep || u->mode == FSDP_MODE_OPTIMIZER || u->mode == FSDP_MODE_NONE) return FSDP_OK;
+    move(u, FSDPI_KEPT);
+    /* What is pinned is what passes read; a summon has gathered the masters in its place. */
+    bool pinned = u->pinned && u->whole_exact == !fsdpi_unit_is_narrow(u);
+    if (keep || pinned || u->mode == FSDP_MODE_OPTIMIZER || u->mode == FSDP_MODE_NONE) return FSDP_OK;
     return fsdpi_unit_reshard(u);
 }
 
@@ -197,22 +228,33 @@ fsdp_status fsdpi_unit_hold_in(fsdp_unit *u, const fsdp_pass *pass)
     return hold(u, fsdpi_pass_is_exact(pass, u));
 }
 
+/* Whether u is gathered now, is whole, or is better gathered in its turn. */
+static bool ahead_of_turn(fsdp_unit *u, const fsdp_pass *pass)
+{
+    if (u->residency != FSDPI_SHARDED || u->summons > 0 || !fsdpi_gather_copies(u)) return true;
+    bool exact = fsdpi_pass_is_exact(pass, u);
+    /* To offer is to meet the others, who may not gather ahead. */
+    if (exact && !fsdpi_unit_offers_exact(u)) return true;
+    return fsdpi_room_has(u, exact) && gather_ahead(u, exact) == FSDP_OK; /* in its own turn it is tried again, and then it matters */
+}
+
 void fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward)
 {
     const fsdpi_order *last = &u->rt->last[pass->kind];
+    const struct fsdpi_ahead *given = &u->ahead[backward];
     int at = pass->order.count;
     pass->off_course |= record(&pass->order, u, backward) != FSDP_OK;
     pass->off_course |= at >= last->count || last->turn[at].unit != u || last->turn[at].backward != backward;
+    if (given->given) {
+        bool again = !backward && fsdpi_pass_find(pass, u)->recompute_open > 0; /* then the backward comes next, not more forwards */
+        for (int i = 0; i < given->count && !again; i++)
+            if (!ahead_of_turn(given->unit[i], pass)) return;
+        return;
+    }
     if (pass->off_course) return;
     for (int i = at + 1, ahead = 0; i < last->count && ahead < u->prefetch; i++) {
-        fsdp_unit *next = last->turn[i].unit;
-        if (next == u) continue;
+        if (last->turn[i].unit == u) continue;
         ahead++;
-        if (next->residency != FSDPI_SHARDED || next->summons > 0 || !gather_copies(next)) continue;
-        bool exact = fsdpi_pass_is_exact(pass, next);
-        /* To offer is to meet the others, who may not gather ahead. */
-        if (exact && !fsdpi_unit_offers_exact(next)) continue;
-        if (gather(next, exact) != FSDP_OK) return; /* in its own turn it is tried again, and then it matters */
-        next->residency = FSDPI_AHEAD;
+        if (!ahead_of_turn(last->turn[i].unit, pass)) return;
     }
 }

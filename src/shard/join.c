@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "base/error.h"
 
+#include <fsdp/gather.h>
+
 #include <sched.h>
 #include <string.h>
 #include <time.h>
@@ -63,12 +65,18 @@ static fsdp_status end(follower *f, const fsdpi_tag *t)
     return FSDP_OK;
 }
 
+static fsdp_unit *unit_of(const follower *f, const fsdpi_tag *t)
+{
+    fsdp_unit *u = f->rt->units;
+    while (u != NULL && u->number != t->who) u = u->following;
+    return u;
+}
+
 /* What a unit does in the pass. */
 static fsdp_status use(follower *f, const fsdpi_tag *t)
 {
     fsdp_pass *pass = f->open[FSDP_PASS_TRAIN] != NULL ? f->open[FSDP_PASS_TRAIN] : f->open[FSDP_PASS_EVAL];
-    fsdp_unit *u = f->rt->units;
-    while (u != NULL && u->number != t->who) u = u->following;
+    fsdp_unit *u = unit_of(f, t);
     FSDP_FAIL_IF(u == NULL || pass == NULL, FSDP_ERR_STATE, "fsdp_pass_join: rank %d: %s of \"%s\", outside of a pass", f->leader, fsdpi_op_name(t->op), t->name);
     if (t->op == FSDPI_OP_REDUCE || t->op == FSDPI_OP_KEEP) {
         FSDP_FAIL_IF(u->gradient != FSDPI_GRAD_OPEN, FSDP_ERR_STATE, "fsdp_pass_join: unit \"%s\": rank %d posts a gradient that is not open here", u->name, f->leader);
@@ -87,6 +95,14 @@ static fsdp_status use(follower *f, const fsdpi_tag *t)
     return t->op == FSDPI_OP_BACKWARD ? fsdpi_grad_open(u, pass) : FSDP_OK;
 }
 
+/* It may outlast the pass: this rank does the same. */
+static fsdp_status by_hand(const follower *f, const fsdpi_tag *t)
+{
+    fsdp_unit *u = unit_of(f, t);
+    FSDP_FAIL_IF(u == NULL, FSDP_ERR_STATE, "fsdp_pass_join: rank %d: %s of \"%s\", which is no unit here", f->leader, fsdpi_op_name(t->op), t->name);
+    return (t->op == FSDPI_OP_UNSHARD ? fsdp_unit_unshard : t->op == FSDPI_OP_RESHARD ? fsdp_unit_reshard : fsdp_unit_prefetch)(u);
+}
+
 static fsdp_status follow(follower *f, const fsdpi_tag *t)
 {
     switch (t->op) {
@@ -99,6 +115,9 @@ static fsdp_status follow(follower *f, const fsdpi_tag *t)
     case FSDPI_OP_REDUCE:
     case FSDPI_OP_KEEP:
     case FSDPI_OP_NEAR: return use(f, t);
+    case FSDPI_OP_UNSHARD:
+    case FSDPI_OP_RESHARD:
+    case FSDPI_OP_PREFETCH: return by_hand(f, t);
     case FSDPI_OP_PASS_SYNC:
         if (f->open[FSDP_PASS_TRAIN] != NULL) return fsdp_pass_set_sync(f->open[FSDP_PASS_TRAIN], strcmp(t->name, "on") == 0);
         break;

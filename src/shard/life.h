@@ -10,7 +10,7 @@
  *               AHEAD      gathered before its turn; nobody uses it yet
  *               WHOLE      in use: `holders` > 0 counts forwards, backwards and summons that are open
  *               KEPT       whole, not in use: between forward and backward (grad-op, or the root of the pass), or
- *                          until the parameters change (optimizer, none)
+ *                          until the parameters change (optimizer, none, or unsharded by hand)
  *   gradient    NONE       nothing in flight (committed gradients may exist: `accumulated`)
  *               OPEN       a backward writes into a window, or a block
  *               PENDING    posted; reduced or owed; or kept, without sync; counts when the pass ends
@@ -46,14 +46,16 @@
 
 /* The moves there are. X(from, to, when). A call may make two at once. */
 #define FSDPI_RESIDENCY_MOVE_MAP(X)                                                                         \
-    X(FSDPI_SHARDED, FSDPI_AHEAD, "another unit begins, after which this one came in the pass before")      \
+    X(FSDPI_SHARDED, FSDPI_AHEAD, "another unit begins, after which this one came in the pass before, or is listed; a prefetch by hand") \
+    X(FSDPI_SHARDED, FSDPI_KEPT, "it is unsharded by hand")                                                 \
+    X(FSDPI_AHEAD, FSDPI_KEPT, "it is unsharded by hand")                                                   \
     X(FSDPI_SHARDED, FSDPI_WHOLE, "forward, backward or summon begins: it is gathered")                     \
     X(FSDPI_AHEAD, FSDPI_WHOLE, "its turn has come")                                                        \
-    X(FSDPI_AHEAD, FSDPI_SHARDED, "the pass ends without it")                                               \
-    X(FSDPI_WHOLE, FSDPI_KEPT, "the last holder ends: the root, grad-op, or a recompute, before its backward; modes optimizer and none") \
+    X(FSDPI_AHEAD, FSDPI_SHARDED, "the pass ends without it; a reshard by hand; room is made for another")                                        \
+    X(FSDPI_WHOLE, FSDPI_KEPT, "the last holder ends: the root, grad-op, or a recompute, before its backward; modes optimizer and none; unsharded by hand") \
     X(FSDPI_WHOLE, FSDPI_SHARDED, "the last holder ends")                                                   \
     X(FSDPI_KEPT, FSDPI_WHOLE, "forward, backward or summon begins: gathered again only where it has new values") \
-    X(FSDPI_KEPT, FSDPI_SHARDED, "its backward ends, or the pass; a reset")
+    X(FSDPI_KEPT, FSDPI_SHARDED, "its backward ends, or the pass; a reset; new values; a reshard by hand; room is made for another")
 
 #define FSDPI_GRADIENT_MOVE_MAP(X)                                                                          \
     X(FSDPI_GRAD_NONE, FSDPI_GRAD_OPEN, "backward begins: a window is acquired, or without sync a block")                            \
@@ -78,6 +80,7 @@
     X(FSDPI_RECOMPUTE_OPEN, "no recompute of it is open in this pass", "begin the recompute first")         \
     X(FSDPI_BACKWARD_OPEN, "no backward of it is open in this pass", "begin its backward first")            \
     X(FSDPI_NO_BACKWARD_OPEN, "a backward of it is open", "end the backward first")                         \
+    X(FSDPI_NOT_HELD, "it is in use", "end its forward, backward or summon first")                          \
     X(FSDPI_NO_OTHER_PENDING, "another pass has gradients of it that do not count yet", "end that pass first") \
     X(FSDPI_READABLE, "its parameters are not whole here", "use them between begin and end, or summon the unit") \
     X(FSDPI_NO_GRADIENTS, "it has gradients that no step has used", "make a step, or drop them by fsdp_unit_zero_grad(), first") \
@@ -114,6 +117,14 @@
     X(FSDPI_EV_SUMMON_CANCEL, "fsdp_unit_summon_cancel",                                                    \
       FSDPI_C(FSDPI_SUMMONED),                                                                              \
       "one holder less; the last: what was written is dropped; SHARDED, or KEPT")                           \
+    X(FSDPI_EV_UNSHARD, "fsdp_unit_unshard", FSDPI_C(FSDPI_NOT_IN_STEP),                                    \
+      "whole until fsdp_unit_reshard() or new values: SHARDED, AHEAD -> KEPT; from SHARDED it is gathered") \
+    X(FSDPI_EV_RESHARD, "fsdp_unit_reshard", FSDPI_C(FSDPI_NOT_HELD),                                       \
+      "AHEAD, KEPT -> SHARDED; nothing in mode none")                                                       \
+    X(FSDPI_EV_PREFETCH, "fsdp_unit_prefetch", FSDPI_C(FSDPI_NOT_IN_STEP),                                  \
+      "SHARDED -> AHEAD, where there is room and a gather copies anything")                                 \
+    X(FSDPI_EV_SET_PREFETCH, "fsdp_unit_set_prefetch", FSDPI_C(FSDPI_NO_PASS),                              \
+      "from now on these are gathered ahead when it begins")                                                \
     X(FSDPI_EV_FILL, "fsdp_unit_init",                                                                      \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED), \
       "new values are made, and published where all ranks have theirs; SHARDED, or KEPT until it is used")  \

@@ -83,6 +83,7 @@ fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
 {
     fsdpi_use *use;
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_FORWARD, pass));
+    FSDP_TRY(fsdpi_room_check(u, fsdpi_pass_is_exact(pass, u)));
     if (!u->all_set && pass->kind == FSDP_PASS_TRAIN) fsdpi_unit_warn_unset(u);
     FSDP_TRY(fsdpi_pass_use(pass, u, &use));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_FORWARD));
@@ -112,6 +113,7 @@ fsdp_status fsdp_unit_end_forward(fsdp_unit *u, fsdp_pass *pass)
 fsdp_status fsdp_unit_begin_recompute(fsdp_unit *u, fsdp_pass *pass)
 {
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_RECOMPUTE, pass));
+    FSDP_TRY(fsdpi_room_check(u, fsdpi_pass_is_exact(pass, u)));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_RECOMPUTE));
     FSDP_TRY(fsdpi_unit_hold_in(u, pass));
@@ -135,6 +137,7 @@ fsdp_status fsdp_unit_end_recompute(fsdp_unit *u, fsdp_pass *pass)
 fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
 {
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_BACKWARD, pass));
+    FSDP_TRY(fsdpi_room_check(u, fsdpi_pass_is_exact(pass, u)));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_BACKWARD));
     FSDP_TRY(fsdpi_grad_open(u, pass));
@@ -182,7 +185,7 @@ void fsdpi_pass_free(fsdp_pass *pass)
 static fsdp_status reshard_idle(fsdpi_runtime *rt, bool all)
 {
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
-        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && (all || u->mode != FSDP_MODE_OPTIMIZER));
+        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && (all || (u->mode != FSDP_MODE_OPTIMIZER && !u->pinned)));
         if (idle) FSDP_TRY(fsdpi_unit_reshard(u));
     }
     return FSDP_OK;

@@ -69,6 +69,7 @@ static fsdp_status round_masters(fsdp_unit *u)
 
 fsdp_status fsdpi_unit_publish(fsdp_unit *u)
 {
+    u->pinned = false;
     if (u->flat == NULL) return FSDP_OK;
     if (u->rt->comm->size > 1) u->rt->comm->stats.publishes++;
     const fsdpi_transport_ops *t = u->rt->comm->transport;

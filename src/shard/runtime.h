@@ -56,6 +56,8 @@ typedef struct fsdpi_order {
 
 enum { FSDPI_PASS_KINDS = 2 };
 
+typedef void (*fsdpi_moved_fn)(void *arg, const struct fsdp_unit *u, int from, int to);
+
 typedef struct fsdpi_runtime {
     fsdp_comm *comm;
     fsdpi_pool *threads;
@@ -68,6 +70,10 @@ typedef struct fsdpi_runtime {
     uint64_t pass_count;
     uint32_t unit_count; /* units that were ever made */
     fsdpi_order last[FSDPI_PASS_KINDS];
+    /* Bytes of whole parameters in private buffers: now, the most, and at most (0: any). */
+    size_t unsharded, unsharded_most, unsharded_cap;
+    fsdpi_moved_fn moved; /* for tests: told of each move of a unit's residency */
+    void *moved_arg;
     uint64_t mark;
     bool said_differ; /* that ranks gave sharded units different values: logged once */
     bool failed; /* in a reset: a stream had */

@@ -135,7 +135,8 @@ static fsdp_status begin_outermost(fsdp_unit *u)
     const fsdp_unit_summon_opts *o = &u->summon;
     fsdp_status st = take_params(u);
     bool took = st == FSDP_OK;
-    if (o->writeback || o->host || o->grads) st = fsdpi_comm_agree_in(u->rt->comm, FSDPI_OP_SUMMON, u->name, st); /* each rank took memory of its own */
+    /* Each rank took memory of its own; one alone may lack room below the cap. */
+    if (o->writeback || o->host || o->grads || (o->rank0_only && u->rt->unsharded_cap > 0)) st = fsdpi_comm_agree_in(u->rt->comm, FSDPI_OP_SUMMON, u->name, st);
     if (st == FSDP_OK) st = take_grads(u);
     if (st == FSDP_OK) st = note_hash(u, &u->summon_hash);
     if (st == FSDP_OK) return FSDP_OK;
@@ -147,6 +148,7 @@ fsdp_status fsdp_unit_summon_begin(fsdp_unit *u, const fsdp_unit_summon_opts *op
 {
     fsdp_unit_summon_opts o = opts != NULL ? *opts : (fsdp_unit_summon_opts){ 0 };
     FSDP_TRY(check_opts(u, &o));
+    if (!o.rank0_only) FSDP_TRY(fsdpi_room_check(u, true));
     uint64_t flags = o.writeback | (uint64_t)o.same << 1 | (uint64_t)o.rank0_only << 2 | (uint64_t)o.host << 3 | (uint64_t)o.grads << 4;
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON, u->name, flags));
     if (u->summons > 0) {
@@ -291,6 +293,7 @@ fsdp_status fsdp_unit_read_param(fsdp_unit *u, int i, float *out)
 {
     FSDP_TRY(check_index(u, i, "fsdp_unit_read_param"));
     if (u->summons == 0) FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_BEGIN, NULL));
+    FSDP_TRY(fsdpi_room_check(u, true));
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON, u->name, 0));
     FSDP_TRY(fsdpi_unit_hold_exact(u));
     u->checked_residency = u->residency; /* whole, and given up again, in one call */

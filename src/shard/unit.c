@@ -158,6 +158,7 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     FSDP_FAIL_IF(u->name == NULL, FSDP_ERR_NOMEM, "no memory for unit \"%s\"", o->name);
     FSDP_TRY(fsdpi_layout_init(&u->layout, params, count, u->rt->comm->size, u->name));
     set_mesh(u, o->shards);
+    FSDP_TRY(fsdpi_room_allows(u, u->rt->unsharded_cap, "fsdp_unit_create"));
     u->touched = fsdpi_calloc((size_t)count, sizeof(*u->touched));
     u->set = fsdpi_calloc((size_t)count, sizeof(*u->set));
     u->all_set = count == 0;
@@ -323,6 +324,7 @@ void fsdpi_unit_rest(fsdp_unit *u)
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
     fsdpi_unsent_discard(u);
     fsdpi_summon_drop(u);
+    u->pinned = false;
     fsdpi_arena_free(u->store->arena, u->step_gathered);
     u->step_gathered = NULL;
     if (u->flat == NULL) u->residency = FSDPI_KEPT;
@@ -354,6 +356,7 @@ void fsdpi_unit_drop(fsdp_unit *u)
     t->flat_destroy(u->near);
     t->flat_destroy(u->replica_flat);
     purge_orders(u->rt);
+    fsdpi_unit_forget_ahead(u);
     drop_weights(u);
     if (u->prev != NULL) u->prev->following = u->following;
     else u->rt->units = u->following;

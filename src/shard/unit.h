@@ -74,6 +74,13 @@ struct fsdp_unit {
     bool whole_exact;    /* as the masters are, not rounded */
     fsdp_dtype whole_dtype;
     fsdpi_flat *viewed;  /* whose view `whole` is */
+    size_t whole_bytes;  /* of that block */
+    bool pinned;         /* fsdp_unit_unshard(): it stays whole */
+    struct fsdpi_ahead { /* fsdp_unit_set_prefetch(): forward, backward */
+        fsdp_unit **unit;
+        int count;
+        bool given;
+    } ahead[2];
 
     int summons;
     bool writeback;
@@ -132,6 +139,10 @@ fsdp_status fsdpi_unit_hold_in(fsdp_unit *u, const fsdp_pass *pass);
 /* Takes a holder away; the last one reshards unless `keep`. */
 fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep);
 fsdp_status fsdpi_unit_reshard(fsdp_unit *u);
+/* Gathers it where it is not whole at the current version; the compute stream waits. */
+fsdp_status fsdpi_unit_make_whole(fsdp_unit *u);
+/* Gathers it before its turn, where that fits. */
+fsdp_status fsdpi_unit_gather_ahead(fsdp_unit *u);
 /* Notes that unit u was used, and gathers those that came next in the pass before. A hint: what fails is left out. */
 void fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
 
@@ -139,6 +150,26 @@ void fsdpi_prefetch(fsdp_pass *pass, fsdp_unit *u, bool backward);
 /* Whether it has gradients at all: not all of its parameters are frozen. */
 bool fsdpi_unit_trains(const fsdp_unit *u);
 fsdp_status fsdpi_unit_init_frozen(fsdp_unit *u);
+
+/* Whether a gather takes memory and time of this rank: it copies, or it makes fp32 of what it reads. */
+bool fsdpi_gather_copies(const fsdp_unit *u);
+
+/* ---- room.c: the cap on whole parameters. exact: the masters' values, where others are published ---- */
+/* FSDP_ERR_NOMEM where u cannot be made whole below the cap, whatever is given up. */
+fsdp_status fsdpi_room_check(const fsdp_unit *u, bool exact);
+/* FSDP_ERR_INVALID, in the name of a call, where u alone is larger than the cap. */
+fsdp_status fsdpi_room_allows(const fsdp_unit *u, size_t cap, const char *call);
+/* Gives up what is whole and not in use until u fits. */
+fsdp_status fsdpi_room_make(fsdp_unit *u, bool exact);
+/* Whether it fits as things are. */
+bool fsdpi_room_has(const fsdp_unit *u, bool exact);
+/* A private block for it was taken; the one that it had was given up. */
+void fsdpi_room_take(fsdp_unit *u, bool exact);
+void fsdpi_room_give(fsdp_unit *u);
+
+/* ---- explicit.c ---- */
+/* No list names it any more; it has none. */
+void fsdpi_unit_forget_ahead(fsdp_unit *u);
 
 /* ---- publish.c ---- */
 /* The order in which parameters change: done on all units, then open, write, unify, publish a unit. */

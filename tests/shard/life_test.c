@@ -201,6 +201,26 @@ static fsdp_status swap_out(probe *p)
     return fsdp_ema_swap_out(p->ema);
 }
 
+static fsdp_status unshard(probe *p)
+{
+    return fsdp_unit_unshard(p->unit);
+}
+
+static fsdp_status reshard(probe *p)
+{
+    return fsdp_unit_reshard(p->unit);
+}
+
+static fsdp_status prefetch(probe *p)
+{
+    return fsdp_unit_prefetch(p->unit);
+}
+
+static fsdp_status set_prefetch(probe *p)
+{
+    return fsdp_unit_set_prefetch(p->unit, &(fsdp_unit_list){ &p->m->unit[MINI_BIG], 1 }, NULL);
+}
+
 /* Letters: what states are described with. */
 static const struct {
     char letter;
@@ -222,6 +242,9 @@ static const struct {
     { 'c', "fsdp_unit_create", create },                 { 'K', "fsdp_unit_set_frozen", freeze },
     { 'Q', "fsdp_unit_read_grad", read_grad },           { 'W', "fsdp_units_rewrite", rewrite },
     { 'a', "fsdp_ema_swap_in", swap_in },                { 'A', "fsdp_ema_swap_out", swap_out },
+    { 'U', "fsdp_unit_unshard", unshard },
+    { 'D', "fsdp_unit_reshard", reshard },               { 'H', "fsdp_unit_prefetch", prefetch },
+    { 'L', "fsdp_unit_set_prefetch", set_prefetch },
 };
 enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 
@@ -287,12 +310,20 @@ static fsdp_status try_call(run *r, probe p, int k, const char *state)
     return FSDP_OK;
 }
 
+/* What is done by hand depends on little. */
+static bool is_legal_by_hand(const fsdp_unit *u, char letter)
+{
+    if (letter == 'U' || letter == 'H') return !u->in_step;
+    if (letter == 'D') return u->holders == 0;
+    return letter == 'L' && u->rt->passes == NULL;
+}
+
 /* Makes every call that is not in `legal`. A pass that is NULL: with NULL, and with one that has ended. */
 static fsdp_status try_wrong(run *r, fsdp_pass *pass, const char *legal, const char *state)
 {
     if (!r->wrong_calls) return FSDP_OK;
     for (int k = 0; k < CALLS; k++) {
-        if (strchr(legal, calls[k].letter) != NULL) continue;
+        if (strchr(legal, calls[k].letter) != NULL || is_legal_by_hand(r->m.unit[MINI_A], calls[k].letter)) continue;
         bool takes_pass = strchr("fFeEbB", calls[k].letter) != NULL;
         if (pass == NULL && calls[k].letter == 'P') continue; /* there is none to end */
         FSDP_TRY(try_call(r, (probe){ &r->m, r->m.unit[MINI_A], pass, r->ema }, k, state));
@@ -513,6 +544,9 @@ static fsdp_status watch(mini *m, moves *made, fsdp_pass *pass, const char *toke
         }
         if (*s == '.') FSDP_TRY(fsdp_pass_end(pass));
         else if (*s == '!') FSDP_TRY(fsdp_pass_cancel(pass));
+        else if (*s == 'u') FSDP_TRY(fsdp_unit_unshard(m->unit[s[1] - '0']));
+        else if (*s == 'd') FSDP_TRY(fsdp_unit_reshard(m->unit[s[1] - '0']));
+        else if (*s == 'a') FSDP_TRY(fsdp_unit_prefetch(m->unit[s[1] - '0']));
         else FSDP_TRY(mini_run(m, pass, (char[]){ s[0], s[1], '\0' }, 0));
         for (int u = 0; u < MINI_UNITS; u++) {
             made->residency[r[u]][m->unit[u]->residency] = true;
@@ -529,6 +563,7 @@ static fsdp_status walk(fsdp_comm *comm, void *arg)
         "[0[1]1[2]2]0{0{2}2{1}1}0.", "[0[1]1[2]2]0{0{2}2{1}1}0.", /* the second time it is known what comes */
         "[0[1!",                                                   /* and what then does not come */
         "[1]1{1}1[1]1{1}1.",                                       /* two rounds */
+        "u1d1a1u1[1]1d1{1}1.",                                     /* by hand */
         "[0[1]1[2]2]0{0{2}2!", "[1]1{1!", "[1]1[1]1{1}1.", "[1]1{1}1!",
     };
     mini m;
