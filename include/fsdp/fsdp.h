@@ -22,6 +22,7 @@
 #include <fsdp/autograd.h>
 #include <fsdp/ops.h>
 #include <fsdp/nn.h>
+#include <fsdp/wrap.h>
 #include <fsdp/models.h>
 #include <fsdp/data.h>
 #include <fsdp/checkpoint.h>

@@ -56,7 +56,8 @@ FSDP_API fsdp_status fsdp_model_set_dropout(fsdp_model *model, float p) FSDP_NOD
 /* Activation checkpointing of every block (fsdp_module_set_recompute). */
 FSDP_API void fsdp_model_set_recompute(fsdp_model *model, bool on);
 
-/* Collective. Each block becomes a unit ("h.3"), and the rest, with the embeddings, one around them ("root"). */
+/* Collective. Each block becomes a unit ("h.3"), and the rest, with the embeddings, one around them ("root"); or those modules that
+ * opts->policy says (wrap.h), and one around them. */
 FSDP_API fsdp_status fsdp_model_wrap(fsdp_model *model, const fsdp_wrap_opts *opts) FSDP_NODISCARD;
 
 /* Collective. ids and labels: i32 [B, T] on the tape, T at most n_positions; labels are already shifted, -100 does not

@@ -45,7 +45,8 @@ FSDP_API fsdp_status fsdp_dropout(fsdp_module **out, float p) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_sequential(fsdp_module **out, fsdp_module *const *children, int count) FSDP_NODISCARD;
 
 /* A module of your own: `forward` calls operations and fsdp_forward() of children. Takes the children; copies names.
- * ctx is yours; destroy (may be NULL) is called with it. */
+ * ctx is yours; destroy (may be NULL) is called with it. A module that only holds its children needs no forward: it cannot be run,
+ * they can. */
 typedef fsdp_status (*fsdp_module_forward_fn)(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out);
 typedef struct fsdp_module_opts {
     const char *type; /* a literal, for messages */
@@ -95,6 +96,8 @@ FSDP_API fsdp_status fsdp_module_add_hooks(fsdp_module *m, const fsdp_hooks *hoo
 
 /* ---- units ---- */
 
+typedef struct fsdp_wrap_policy fsdp_wrap_policy; /* wrap.h */
+
 typedef struct fsdp_wrap_opts {
     fsdp_comm *comm;
     const char *name; /* of the unit; NULL: the module's type */
@@ -105,6 +108,10 @@ typedef struct fsdp_wrap_opts {
     bool exact_eval;
     fsdp_device *storage_device, *compute_device;
     int prefetch;
+    const fsdp_wrap_policy *policy; /* which modules inside get units of their own; NULL: none */
+    /* Bytes. Parameters that are smaller (norms, biases) go into a second unit, "NAME.small", which stays whole until they change
+     * (mode optimizer): fewer gathers for little memory. 0: none. In modes optimizer and none all is whole anyway. */
+    int64_t keep_whole_below;
 } fsdp_wrap_opts;
 
 /* Collective. *out: the module to use from now on (m itself, or one around it where m has a unit already). On failure
@@ -122,6 +129,8 @@ typedef struct fsdp_module_param_info {
     fsdp_unit *unit;    /* NULL: not wrapped */
     int index;          /* in the unit */
     bool frozen;
+    const char *const *aliases; /* its other names below m, where modules share it */
+    int alias_count;
 } fsdp_module_param_info;
 
 /* All parameters below and including m, children in order; each once. Borrowed until the next call for m. */

@@ -35,7 +35,9 @@ static fsdp_status run_again(fsdp_tape *tape, const region *r, fsdp_tensor *cons
     bool outer = tape->recomputing;
     tape->dropout_layers = r->dropout_layers;
     tape->recomputing = true;
+    int depth = tape->open_scopes;
     fsdp_status st = r->fn(r->ctx, tape, x, y);
+    if (st == FSDP_OK) st = fsdpi_tape_leave_to(tape, depth);
     tape->recomputing = outer;
     tape->dropout_layers = layers;
     return st;
@@ -100,8 +102,10 @@ fsdp_status fsdpi_tape_region(fsdp_tape *tape, fsdpi_region_fn fn, void *ctx, fs
     /* Where all is frozen and no input needs a gradient there is nothing to go back over. */
     tape->passed_over = false;
     for (int i = 0; i < ins; i++) tape->passed_over |= in[i] != NULL && fsdpi_wants_grad(in[i]);
+    int depth = tape->open_scopes;
     tape->unrecorded++;
     fsdp_status st = fn(ctx, tape, in, out);
+    if (st == FSDP_OK) st = fsdpi_tape_leave_to(tape, depth); /* what lingers in it is of the region */
     tape->unrecorded--;
     if (st == FSDP_OK && tape->passed_over) st = append_region(tape, &r, in, kept, out);
     for (int i = 0; i < ins; i++) fsdpi_storage_release(kept[i]);

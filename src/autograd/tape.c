@@ -42,6 +42,7 @@ void fsdpi_tape_destroy(fsdp_tape *tape)
     }
     fsdpi_storage_release(tape->seed);
     fsdpi_free(tape->pending);
+    fsdpi_free(tape->open);
     fsdpi_free(tape->node);
     fsdpi_free(tape);
 }
@@ -316,20 +317,49 @@ static fsdp_status mark(fsdp_tape *tape, fsdpi_node_kind kind, const fsdpi_scope
     return FSDP_OK;
 }
 
+static fsdp_status reserve_scope(fsdp_tape *tape)
+{
+    if (tape->open_scopes < tape->open_room) return FSDP_OK;
+    int room = tape->open_room > 0 ? 2 * tape->open_room : 16;
+    void *p = fsdpi_realloc(tape->open, (size_t)room, sizeof(*tape->open));
+    FSDP_FAIL_IF(p == NULL, FSDP_ERR_NOMEM, "no memory for %d modules within each other", room);
+    tape->open = p;
+    tape->open_room = room;
+    return FSDP_OK;
+}
+
 fsdp_status fsdpi_tape_enter(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, void *ctx)
 {
     FSDP_TRY(check_can_go_on(tape)); /* before a hook has gathered anything */
-    if (hooks->before_forward != NULL) FSDP_TRY(hooks->before_forward(ctx, tape));
-    tape->open_scopes++;
-    return mark(tape, FSDPI_NODE_ENTER, hooks, ctx);
+    FSDP_TRY(reserve_scope(tape));
+    if (hooks != NULL && hooks->before_forward != NULL) FSDP_TRY(hooks->before_forward(ctx, tape));
+    tape->open[tape->open_scopes++] = (fsdpi_open_scope){ .hooks = hooks, .ctx = ctx };
+    return hooks != NULL ? mark(tape, FSDPI_NODE_ENTER, hooks, ctx) : FSDP_OK;
 }
 
 fsdp_status fsdpi_tape_leave(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, void *ctx)
 {
-    if (hooks->after_forward != NULL) FSDP_TRY(hooks->after_forward(ctx, tape));
-    FSDP_TRY(mark(tape, FSDPI_NODE_LEAVE, hooks, ctx));
+    FSDPI_ASSERT(tape->open_scopes > 0);
+    if (hooks != NULL && hooks->after_forward != NULL) FSDP_TRY(hooks->after_forward(ctx, tape));
+    if (hooks != NULL) FSDP_TRY(mark(tape, FSDPI_NODE_LEAVE, hooks, ctx));
     tape->open_scopes--;
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_tape_leave_to(fsdp_tape *tape, int depth)
+{
+    while (tape->open_scopes > depth) {
+        fsdpi_open_scope innermost = tape->open[tape->open_scopes - 1];
+        FSDP_TRY(fsdpi_tape_leave(tape, innermost.hooks, innermost.ctx));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdpi_tape_leave_lingering(fsdp_tape *tape)
+{
+    int depth = tape->open_scopes;
+    while (depth > 0 && tape->open[depth - 1].lingers) depth--;
+    return fsdpi_tape_leave_to(tape, depth);
 }
 
 /* ---- backward ---- */
@@ -384,6 +414,7 @@ fsdp_status fsdpi_tape_backward(fsdp_tape *tape, fsdp_tensor *loss)
     FSDP_FAIL_IF(tape->opts.eval, FSDP_ERR_STATE, "fsdp_backward: the tape was begun for evaluation");
     FSDP_FAIL_IF(tape->went_back || tape->failed, FSDP_ERR_STATE, "fsdp_backward: this tape has gone back already: begin a new one for each micro-batch");
     FSDP_FAIL_IF(loss->materialise == NULL, FSDP_ERR_INVALID, "fsdp_backward: this tensor is no loss: fsdp_op_cross_entropy() and the like make one");
+    FSDP_TRY(fsdpi_tape_leave_lingering(tape));
     FSDP_FAIL_IF(tape->open_scopes > 0, FSDP_ERR_STATE,
                  "fsdp_backward: the forward of a module is still open: it failed, or this call is within it: cancel the tape, or call it after fsdp_forward()");
     FSDP_FAIL_IF(!loss->needs_grad, FSDP_ERR_INVALID, "fsdp_backward: the loss does not depend on anything that needs a gradient: are all its parameters frozen?");

@@ -52,6 +52,14 @@ struct fsdpi_node {
     void *hook_ctx;
 };
 
+/* A scope that is entered and not left. hooks NULL: a mark of its owner, of which the backward sees nothing. */
+typedef struct fsdpi_open_scope {
+    const fsdpi_scope_hooks *hooks;
+    void *ctx;
+    const void *owner; /* for who enters it */
+    bool lingers;      /* may stay open after its owner: it is left with the scope around it, or before the backward */
+} fsdpi_open_scope;
+
 struct fsdp_tape {
     fsdp_stream *stream;
     fsdpi_arena *arena;
@@ -63,7 +71,8 @@ struct fsdp_tape {
     fsdpi_storage *seed;      /* one float: what backward begins with */
     bool went_back;           /* a backward has ended well */
     bool failed;              /* an operation or the backward has failed */
-    int open_scopes;          /* entered and not left */
+    fsdpi_open_scope *open;   /* entered and not left, the outermost first */
+    int open_scopes, open_room;
     int unrecorded;           /* > 0: within a region that will be computed again: nothing is noted (recompute.c) */
     bool passed_over;         /* something that needs a gradient was not noted for it */
     bool recomputing;         /* that is being done */
@@ -108,7 +117,12 @@ fsdp_status fsdpi_grad_share(fsdp_tape *tape, fsdp_tensor *t, fsdpi_storage *gra
 /* ---- for modules ---- */
 
 fsdp_status fsdpi_tape_enter(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, void *ctx);
+/* The innermost scope. */
 fsdp_status fsdpi_tape_leave(fsdp_tape *tape, const fsdpi_scope_hooks *hooks, void *ctx);
+/* The innermost scopes, until `depth` are open. */
+fsdp_status fsdpi_tape_leave_to(fsdp_tape *tape, int depth);
+/* Those of them that linger. */
+fsdp_status fsdpi_tape_leave_lingering(fsdp_tape *tape);
 
 fsdp_status fsdpi_tape_backward(fsdp_tape *tape, fsdp_tensor *loss);
 

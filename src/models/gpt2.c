@@ -9,6 +9,8 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
+#include <fsdp/wrap.h>
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -186,16 +188,6 @@ static fsdp_status root_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp
     return st;
 }
 
-/* A list of modules is not run itself; its children are. */
-static fsdp_status no_forward(fsdp_module *m, void *ctx, fsdp_tape *tape, fsdp_tensor *in, fsdp_tensor **out)
-{
-    (void)ctx;
-    (void)tape;
-    (void)in;
-    (void)out;
-    FSDP_FAIL(FSDP_ERR_INVALID, "a module of type %s only holds others: it cannot be run", m->type);
-}
-
 /* ---- build ---- */
 
 static fsdp_status check_config(const fsdp_gpt2_config *c)
@@ -238,7 +230,7 @@ static fsdp_status make_attention(fsdp_module **out, const fsdp_gpt2_config *c, 
     fsdp_module *child[2] = { NULL };
     fsdp_status st = conv1d(&child[C_ATTN], c->n_embd, 3 * c->n_embd, FSDP_ACT_NONE, std);
     if (st == FSDP_OK) st = conv1d(&child[ATTN_PROJ], c->n_embd, c->n_embd, FSDP_ACT_NONE, residual_std);
-    return group(out, "attention", no_forward, NULL, NULL, child, (const char *const[]){ "c_attn", "c_proj" }, 2);
+    return group(out, "attention", NULL, NULL, NULL, child, (const char *const[]){ "c_attn", "c_proj" }, 2);
 }
 
 static fsdp_status make_mlp(fsdp_module **out, const fsdp_gpt2_config *c, float std, float residual_std)
@@ -247,7 +239,7 @@ static fsdp_status make_mlp(fsdp_module **out, const fsdp_gpt2_config *c, float 
     fsdp_module *child[2] = { NULL };
     fsdp_status st = conv1d(&child[C_FC], c->n_embd, inner, c->activation, std);
     if (st == FSDP_OK) st = conv1d(&child[MLP_PROJ], inner, c->n_embd, FSDP_ACT_NONE, residual_std);
-    return group(out, "mlp", no_forward, NULL, NULL, child, (const char *const[]){ "c_fc", "c_proj" }, 2);
+    return group(out, "mlp", NULL, NULL, NULL, child, (const char *const[]){ "c_fc", "c_proj" }, 2);
 }
 
 static void free_block(void *ctx)
@@ -290,7 +282,7 @@ static fsdp_status make_blocks(fsdp_module **out, fsdp_model *model)
             snprintf(text[i], sizeof(text[i]), "%d", i);
             names[i] = text[i];
         }
-        st = group(out, "blocks", no_forward, NULL, NULL, child, names, n);
+        st = group(out, "blocks", NULL, NULL, NULL, child, names, n);
     }
     fsdpi_free(names);
     fsdpi_free(text);
@@ -356,8 +348,10 @@ fsdp_status fsdp_model_wrap(fsdp_model *model, const fsdp_wrap_opts *opts)
 {
     FSDP_FAIL_IF(opts == NULL || opts->comm == NULL, FSDP_ERR_INVALID, "fsdp_model_wrap: no communicator");
     FSDP_FAIL_IF(model->comm != NULL, FSDP_ERR_STATE, "fsdp_model_wrap: the model is wrapped already");
+    const fsdp_wrap_policy by_block = { .types = (const char *const[]){ "block" }, .type_count = 1 };
     fsdp_module *blocks = model->module->child[H];
-    for (int i = 0; i < blocks->children; i++) {
+    bool apart = opts->policy == NULL && opts->keep_whole_below == 0;
+    for (int i = 0; i < blocks->children && apart; i++) {
         char name[32];
         snprintf(name, sizeof(name), "h.%d", i);
         fsdp_wrap_opts o = *opts;
@@ -367,6 +361,7 @@ fsdp_status fsdp_model_wrap(fsdp_model *model, const fsdp_wrap_opts *opts)
     }
     fsdp_wrap_opts o = *opts;
     o.name = "root";
+    if (!apart && o.policy == NULL && blocks->children > 0) o.policy = &by_block; /* one unit for what all of them keep whole */
     FSDP_TRY(fsdp_wrap(&model->module, model->module, &o));
     model->comm = opts->comm;
     model->device = opts->compute_device != NULL ? opts->compute_device : fsdp_device_cpu();

@@ -142,7 +142,7 @@ static fsdp_status check_inside(fsdpi_parameter *p, const char *name, void *arg)
     if (p->unit == NULL) return FSDP_OK;
     for (int i = 0; i < l->count; i++)
         if (l->units[i] == p->unit) return FSDP_OK;
-    FSDP_FAIL(FSDP_ERR_INVALID, "fsdp_module_init_keyed: parameter \"%s\" is in unit \"%s\", which is around the module: initialise the module that has that unit",
+    FSDP_FAIL(FSDP_ERR_INVALID, "fsdp_module_init_keyed: parameter \"%s\" is in unit \"%s\", which is not within the module: initialise a module that has both",
               name, fsdp_unit_name(p->unit));
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * The module tree, from the inside. A parameter belongs to one module; where it is, it knows through its source: in
- * host memory until it is wrapped, in its unit after that. */
+ * The module tree, from the inside. A parameter has a place in one module, or in several that share it; where it is, it knows
+ * through its source: in host memory until it is wrapped, in its unit after that. */
 #ifndef FSDPI_NN_MODULE_H
 #define FSDPI_NN_MODULE_H
 
@@ -10,7 +10,13 @@
 #include "autograd/tape.h"
 
 typedef struct fsdpi_parameter {
-    fsdp_param info;         /* its name is a copy */
+    fsdp_param info;         /* its name is a copy: that of its first place */
+    int places;              /* in how many modules it is */
+    int refs;                /* places, and units that keep a list of what they hold */
+    bool seen;               /* in the walk that goes on (fsdpi_module_each_param) */
+    struct fsdpi_parameter *seen_before;
+    int listed;              /* its number in the list that is being made (share.c) */
+    bool lost;               /* its unit went with another tree */
     fsdp_param_init init;
     float scale;             /* of KAIMING */
     float normal_std;        /* of NORMAL; 0: 0.02 */
@@ -23,6 +29,21 @@ typedef struct fsdpi_parameter {
     fsdp_tensor tensor;
 } fsdpi_parameter;
 
+/* Parameters of units, that are told when the units go. */
+typedef struct fsdpi_holding {
+    fsdpi_parameter **param;
+    int count;
+} fsdpi_holding;
+
+/* A unit of several modules. It is open from the first of them that runs until the last, or until what is around them ends. */
+typedef struct fsdpi_joint {
+    fsdp_unit *unit;
+    fsdp_module *last;
+    int members; /* that are alive; the last to go takes it along */
+    bool borrowed; /* the unit is a module's own: one that is never run, and holds the members */
+    fsdpi_holding held;
+} fsdpi_joint;
+
 typedef struct fsdpi_hook_entry {
     fsdp_hooks hooks;
 } fsdpi_hook_entry;
@@ -34,11 +55,15 @@ struct fsdp_module {
     fsdp_module **child;
     int children;
     fsdpi_parameter **param;
+    char **param_name; /* here; a shared parameter may be called otherwise elsewhere */
     int params;
-    fsdp_module_forward_fn forward;
+    fsdp_module_forward_fn forward; /* NULL: it only holds its children */
     void *ctx;
     void (*destroy)(void *ctx);
     fsdp_unit *unit;
+    fsdp_unit *small;   /* a second one, of parameters that are kept whole */
+    fsdpi_joint *joint; /* a unit with others */
+    fsdpi_holding held; /* what is in unit and small */
     bool recompute; /* its operations are computed again in the backward */
     fsdpi_hook_entry *hook;
     int hooks;
@@ -47,6 +72,7 @@ struct fsdp_module {
     int unit_count;
     fsdp_module_param_info *param_list;
     char *param_names;
+    const char **param_aliases;
     fsdp_unit **summoned; /* units that fsdp_summon_begin() summoned, in order */
     int summoned_count;
 };
@@ -58,9 +84,20 @@ fsdp_status fsdpi_module_units(fsdp_module *m, fsdp_unit_list *out);
 typedef fsdp_status (*fsdpi_visit_fn)(fsdp_module *m, void *arg);
 fsdp_status fsdpi_module_walk(fsdp_module *m, fsdpi_visit_fn fn, void *arg);
 
-/* Calls fn for each parameter below m with its full name from m on. */
+/* Calls fn for each parameter below m, once, with the full name from m on of its first place there. fn does not walk. */
 typedef fsdp_status (*fsdpi_param_fn)(fsdpi_parameter *p, const char *name, void *arg);
 fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg);
+/* ... with names that begin with a prefix. */
+fsdp_status fsdpi_module_each_param_from(fsdp_module *m, const char *prefix, fsdpi_param_fn fn, void *arg);
+/* ... for each of its places, in the same order. */
+fsdp_status fsdpi_module_each_place(fsdp_module *m, fsdpi_param_fn fn, void *arg);
+
+/* One place or unit less; the last one frees it. NULL is accepted. */
+void fsdpi_parameter_release(fsdpi_parameter *p);
+fsdp_status fsdpi_holding_add(fsdpi_holding *h, fsdpi_parameter *const *param, int count);
+void fsdpi_holding_cut(fsdpi_holding *h, int count); /* what was added after these */
+/* Destroys the units that m owns; parameters that live on, in another tree, know that they are lost. */
+void fsdpi_module_drop_units(fsdp_module *m);
 
 /* The parameter as a layer's own call sees it. */
 fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);
@@ -68,7 +105,8 @@ fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);
 /* FSDP_ERR_STATE where the tape's pass is gone. */
 fsdp_status fsdpi_tape_check_pass(const fsdp_tape *tape);
 
-/* A module's scope (its unit, its hooks) around operations that use its parameters directly. */
+/* A module's scope (its units and those that hold its own parameters, its hooks) around operations that use its parameters
+ * directly. */
 fsdp_status fsdpi_module_enter(fsdp_module *m, fsdp_tape *tape);
 fsdp_status fsdpi_module_leave(fsdp_module *m, fsdp_tape *tape);
 

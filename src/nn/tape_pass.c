@@ -65,6 +65,7 @@ static fsdp_status finish(fsdp_tape *tape)
 {
     fsdp_pass *pass = tape->pass;
     FSDP_TRY(fsdpi_tape_check_pass(tape));
+    FSDP_TRY(fsdpi_tape_leave_lingering(tape));
     if (tape->opts.eval) return fsdp_pass_end(pass);
     double sum, count;
     FSDP_TRY(fsdp_loss_read(tape->loss, &sum, &count));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Gathering by hand: what the program says about residency, beside what passes do. */
-#include "shard/unit.h"
+#include "shard/pass.h"
 
 #include "base/alloc.h"
 #include "base/error.h"

@@ -27,7 +27,10 @@ fsdp_status tiny_gpt_create(tiny_gpt *t, fsdp_comm *comm, const tiny_gpt_opts *o
     *t = (tiny_gpt){ .comm = comm };
     FSDP_TRY(fsdp_device_open(&t->device, o->device != NULL ? o->device : "cpu"));
     FSDP_TRY(fsdp_model_create_gpt2(&t->model, &config));
-    FSDP_TRY(fsdp_model_wrap(t->model, &(fsdp_wrap_opts){ .comm = comm, .mode = o->mode, .shards = o->shards, .compute_device = t->device, .prefetch = o->prefetch }));
+    fsdp_wrap_opts wo = { .comm = comm, .mode = o->mode, .shards = o->shards, .compute_device = t->device, .prefetch = o->prefetch,
+                          .policy = o->policy, .keep_whole_below = o->keep_whole_below };
+    FSDP_TRY(fsdp_model_wrap(t->model, &wo));
+    fsdp_model_set_recompute(t->model, o->recompute);
     FSDP_TRY(fsdp_module_init_keyed(fsdp_model_module(t->model), FSDP_INIT_NORMAL, 7));
     fsdp_adamw_opts ao = { .lr = o->lr > 0 ? o->lr : 0.01f, .beta2 = 0.95f, .weight_decay = 0.1f, .groups = no_decay, .group_count = 2 };
     return fsdp_optim_create_adamw(&t->optim, fsdp_module_units(fsdp_model_module(t->model)), &ao);

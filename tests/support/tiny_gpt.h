@@ -16,6 +16,9 @@ typedef struct tiny_gpt_opts {
     float dropout;
     int prefetch;
     float lr;           /* 0: 0.01 */
+    const fsdp_wrap_policy *policy;
+    int64_t keep_whole_below;
+    bool recompute;
     fsdp_gpt2_config config; /* vocab_size 0: tiny_gpt_config() */
 } tiny_gpt_opts;
 
