@@ -3,6 +3,7 @@
  * fsdp inspect: what is in a safetensors file, a model's folder, a checkpoint or a run, and whether it is whole. */
 #include "cli/args.h"
 #include "cli/cli.h"
+#include "cli/train_wrap.h"
 
 #include <fsdp/fsdp.h>
 
@@ -62,6 +63,10 @@ static void print_entries(const fsdp_checkpoint_reader *r)
         elements += e->numel;
     }
     printf("  %lld parameters; %d entries with the optimizer's\n", (long long)elements, fsdp_checkpoint_reader_count(r));
+    const char *text = fsdp_checkpoint_reader_text(r, "units");
+    json_t *units = text != NULL ? json_loads(text, 0, NULL) : NULL;
+    wrap_units_print(units, "    ");
+    json_decref(units);
 }
 
 static int inspect_checkpoint(const char *path, bool list)
@@ -116,12 +121,13 @@ static int inspect_run(const char *path)
     json_t *o = json_load_file(file, 0, &error);
     if (o == NULL) return cli_fail("%s: line %d: %s", file, error.line, error.text);
     printf("%s: run of fsdp train\n", path);
-    static const char *const shown[] = { "model", "parameters", "data", "steps", "batch", "micro_batch", "seq", "ranks", "threads", "mode", "transport", "lr", "seed" };
+    static const char *const shown[] = { "model", "parameters", "data", "steps", "batch", "micro_batch", "seq", "ranks", "threads", "mode", "wrap", "transport", "lr", "seed" };
     for (size_t i = 0; i < sizeof(shown) / sizeof(shown[0]); i++) {
         char *v = json_dumps(json_object_get(o, shown[i]), JSON_ENCODE_ANY);
         printf("  %-14s %s\n", shown[i], v != NULL ? v : "");
         free(v);
     }
+    wrap_units_print(json_object_get(o, "units"), "    ");
     json_decref(o);
     long lines = 0;
     snprintf(file, sizeof(file), "%s/log.jsonl", path);

@@ -6,6 +6,7 @@
 #include "cli/progress.h"
 #include "cli/run_folder.h"
 #include "cli/train_settings.h"
+#include "cli/train_wrap.h"
 
 #include <errno.h>
 #include <math.h>
@@ -66,6 +67,13 @@ static fsdp_status register_all(trainer *t)
     FSDP_FAIL_IF(settings == NULL, FSDP_ERR_NOMEM, "no memory for the settings");
     fsdp_status st = fsdp_checkpoint_add_text(t->checkpoint, "settings", settings);
     free(settings);
+    if (st != FSDP_OK) return st;
+    json_t *units = wrap_units_json(fsdp_model_module(t->model));
+    char *text = units != NULL ? json_dumps(units, JSON_COMPACT) : NULL;
+    json_decref(units);
+    FSDP_FAIL_IF(text == NULL, FSDP_ERR_NOMEM, "no memory for the table of units");
+    st = fsdp_checkpoint_add_text(t->checkpoint, "units", text);
+    free(text);
     return st;
 }
 
@@ -91,6 +99,11 @@ static fsdp_status set_up(trainer *t)
     FSDP_TRY(fsdp_device_open(&t->device, s->device == 1 ? "guard" : "cpu"));
     fsdp_wrap_opts w = { .comm = t->comm, .mode = (fsdp_mode)s->mode, .shards = s->mode == FSDP_MODE_NONE ? 0 : t->run->shards, .reshard_group = (int)s->reshard_group, .param_dtype = (fsdp_dtype)s->param_dtype, .reduce_dtype = (fsdp_dtype)s->reduce_dtype,
                        .exact_eval = s->param_dtype != FSDP_F32, .storage_device = s->offload != NULL ? fsdp_device_cpu() : NULL, .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
+    wrap_rule rule;
+    (void)wrap_rule_parse(&rule, s->wrap); /* as train_prepare() has seen */
+    w.policy = rule.by_block ? NULL : &rule.policy;
+    w.keep_whole_below = s->keep_whole_below;
+    FSDP_TRY(fsdp_comm_set_max_unsharded(t->comm, (int64_t)(s->max_unsharded_mb * (1 << 20))));
     FSDP_TRY(fsdp_model_wrap(t->model, &w));
     fsdp_model_set_recompute(t->model, s->activation_checkpointing);
     FSDP_TRY(create_optimizer(t));
@@ -388,6 +401,14 @@ static fsdp_status train_loop(trainer *t)
     return finish(t, &r, stop);
 }
 
+static void say_units(trainer *t)
+{
+    char *text;
+    if (fsdp_wrap_table(fsdp_model_module(t->model), &text) != FSDP_OK) return;
+    for (char *at = text, *end; (end = strchr(at, '\n')) != NULL; at = end + 1) progress_say(&t->progress, "  %.*s", (int)(end - at), at);
+    fsdp_free_text(text);
+}
+
 static void announce(trainer *t)
 {
     const train_settings *s = t->s;
@@ -402,10 +423,13 @@ static void announce(trainer *t)
         progress_say(&t->progress, t->run->leaves > t->size ? "note: --accumulate whole: other numbers of ranks give other bits"
                                                             : "note: --accumulate whole has no effect: each rank has one micro-batch a step");
     if (train_frozen_numel(t->model) > 0) progress_say(&t->progress, "%lld of the parameters are frozen", (long long)train_frozen_numel(t->model));
+    say_units(t);
     if (cli_is_set(train_options, train_option_count, s, "prefetch") && s->transport == 0)
         progress_say(&t->progress, "note: --prefetch has no effect on transport shm: a gather copies nothing there");
     if (s->reshard_group > 0 && s->transport == 0 && s->param_dtype == FSDP_F32 && s->offload == NULL)
         progress_say(&t->progress, "note: --reshard-after-forward has no effect on transport shm: a gather copies nothing there");
+    if (s->max_unsharded_mb > 0 && s->transport == 0 && s->param_dtype == FSDP_F32 && s->offload == NULL)
+        progress_say(&t->progress, "note: --max-unsharded-mb has no effect on transport shm: ranks share what is whole");
     if (t->run->checkpoint[0] != '\0') progress_say(&t->progress, "resumed from %s at step %lld", t->run->checkpoint, (long long)t->run->first_step);
 }
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "cli/run_folder.h"
 
+#include "cli/train_wrap.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -149,6 +151,10 @@ fsdp_status run_folder_write_settings(const train_run *run, int64_t parameters)
     json_object_set_new(o, "mesh", json_sprintf("%lldx%lld", (long long)(s->ranks / shards), (long long)shards));
     json_object_set_new(o, "reshard_after_forward", s->reshard_group > 0 ? json_integer(s->reshard_group) : json_null());
     json_object_set_new(o, "offload", json_boolean(s->offload != NULL));
+    json_object_set_new(o, "wrap", json_string(s->wrap));
+    json_object_set_new(o, "keep_whole_below", json_integer(s->keep_whole_below));
+    json_object_set_new(o, "max_unsharded_mb", s->max_unsharded_mb > 0 ? json_real(s->max_unsharded_mb) : json_null());
+    json_object_set_new(o, "units", wrap_units_json(fsdp_model_module(run->model)));
     json_object_set_new(o, "prefetch", json_integer(s->prefetch));
     json_object_set_new(o, "activation_checkpointing", json_boolean(s->activation_checkpointing));
     json_object_set_new(o, "transport", json_string(s->transport == 1 ? "copy" : "shm"));

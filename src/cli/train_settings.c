@@ -2,6 +2,7 @@
 #include "cli/train_settings.h"
 
 #include "cli/run_folder.h"
+#include "cli/train_wrap.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -57,6 +58,9 @@ const cli_option train_options[] = {
     { .name = "param-dtype", .kind = CLI_CHOICE, .offset = AT(param_dtype), .value = "f32|bf16|f16", .fallback = "f32", .help = "what parameters are rounded to before they are gathered; masters stay f32, and evaluations and files see these" },
     { .name = "reduce-dtype", .kind = CLI_CHOICE, .offset = AT(reduce_dtype), .value = "f32|bf16|f16", .fallback = "f32", .help = "what the gradient of a micro-batch is rounded to before it is sent; sums stay f32" },
     { .name = "offload", .kind = CLI_TEXT, .offset = AT(offload), .value = "params,grads,optim", .help = "keep slices, all three of them, in the host's memory, where --device is not the host", .of_the_call = true },
+    { .name = "wrap", .kind = CLI_TEXT, .offset = AT(wrap), .fallback = "block", .value = "block|size:N|name:PATTERN|none", .help = "which parts of the model are gathered by themselves: blocks, parts of N parameters and more, those of a name ('h.*.mlp'), or all at once", .of_the_call = true },
+    { .name = "keep-whole-below", .kind = CLI_INT, .offset = AT(keep_whole_below), .value = "BYTES", .help = "parameters that are smaller are not sharded: fewer messages, for a little memory", .min = 0, .max = BIG, .of_the_call = true },
+    { .name = "max-unsharded-mb", .kind = CLI_FLOAT, .offset = AT(max_unsharded_mb), .value = "X", .help = "MiB of whole parameters that a rank may hold at a time, in buffers of its own [any]", .min = 1e-6, .max = 1e9, .of_the_call = true },
     { .name = "prefetch", .kind = CLI_INT, .offset = AT(prefetch), .value = "N", .fallback = "1", .help = "units gathered ahead", .min = 0, .max = 64, .of_the_call = true },
     { .name = "transport", .kind = CLI_CHOICE, .offset = AT(transport), .value = "shm|copy", .fallback = "shm", .help = "shared memory, or (for tests) copies as over a network", .of_the_call = true },
     { .name = "device", .kind = CLI_CHOICE, .offset = AT(device), .value = "cpu|guard", .fallback = "cpu", .help = "guard: a test device that runs late and that the host may not touch", .of_the_call = true },
@@ -197,6 +201,12 @@ static int refuse_nonsense(const train_run *run)
     if (s->loss_scale != NULL && train_scaler(s, &scaler) != FSDP_OK) return cli_usage("train: %s", fsdp_last_error_message());
     if (s->quiet && s->no_progress) return cli_usage("train: --quiet prints no progress: leave --no-progress out");
     if (s->quiet && is_set(run, "log-every")) return cli_usage("train: --quiet prints no lines: leave --log-every out");
+    wrap_rule rule;
+    int code = wrap_rule_parse(&rule, s->wrap);
+    if (code != 0) return code;
+    if (s->max_unsharded_mb > 0 && s->mode == FSDP_MODE_NONE && s->param_dtype == FSDP_F32 && s->offload == NULL) return cli_usage("train: --max-unsharded-mb has no effect with --mode none: each rank keeps all");
+    if (s->keep_whole_below > 0 && s->mode != FSDP_MODE_FULL && s->mode != FSDP_MODE_GRAD_OP)
+        return cli_usage("train: --keep-whole-below has no effect with --mode %s: all is kept whole", fsdp_mode_name((fsdp_mode)s->mode));
     bool evaluates = s->val.count > 0 || s->val_fraction > 0;
     if (!evaluates && (is_set(run, "eval-every") || is_set(run, "eval-batches"))) return cli_usage("train: --eval-every and --eval-batches have no effect: --val-fraction 0 leaves no data to evaluate on");
     return 0;
@@ -320,6 +330,9 @@ static int open_model(train_run *run)
     s->dropout = (double)fsdp_model_gpt2_config(run->model)->resid_pdrop;
     int code = train_freeze(run);
     if (code != 0) return code;
+    wrap_rule rule;
+    (void)wrap_rule_parse(&rule, s->wrap);
+    if (!rule.by_block && fsdp_wrap_policy_check(fsdp_model_module(run->model), &rule.policy) != FSDP_OK) return cli_usage("train: --wrap: %s", fsdp_last_error_message());
     int64_t context = fsdp_model_gpt2_config(run->model)->n_positions;
     if (s->seq == 0) s->seq = context;
     if (s->seq > context) return cli_usage("train: --seq %lld is more than the model's %lld positions", (long long)s->seq, (long long)context);

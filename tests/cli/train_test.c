@@ -84,7 +84,10 @@ static void test_same_everywhere(void **state)
                                        "--mesh 2x3 --threads 1 --transport copy --mode optimizer",
                                        "--ranks 2 --threads 1 --device guard --mode optimizer",
                                        "--ranks 3 --threads 1 --transport copy --device guard --mode none",
-                                       "--ranks 1 --threads 3 --mode none" };
+                                       "--ranks 1 --threads 3 --mode none",
+                                       "--ranks 2 --threads 1 --wrap none --transport copy",
+                                       "--ranks 3 --threads 1 --wrap size:300 --keep-whole-below 200 --transport copy --prefetch 3 --max-unsharded-mb 0.02",
+                                       "--ranks 2 --threads 1 --wrap 'name:h.*.mlp,h.0,wte' --mode grad-op" };
     for (size_t i = 0; i < sizeof(how) / sizeof(how[0]); i++) {
         char run[16];
         snprintf(run, sizeof(run), "every%d", (int)i);
@@ -385,6 +388,35 @@ static void test_lines(void **state)
     assert_non_null(strstr(r->out, "stopped after step 2 of 9; go on with: fsdp train --out stopped --resume latest"));
 }
 
+/* What was wrapped, as a table: at start, in run.json, and by inspect of a run and of a checkpoint. */
+static void test_units(void **state)
+{
+    (void)state;
+    command_result *r = command_ok("train --model config.json --data text.txt --out units --steps 2 --ranks 2 --keep-whole-below 200 --max-unsharded-mb 3");
+    static const char *const lines[] = { "  unit  ", "parameters      elements  bytes whole  kept a rank", "  root.small ", " optimizer ", " x h.0 ... h.", " units  ",
+                                         "note: --max-unsharded-mb has no effect on transport shm" };
+    for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++)
+        if (strstr(r->out, lines[i]) == NULL) fail_msg("there is no \"%s\" in: %s", lines[i], r->out);
+    json_error_t error;
+    json_t *o = json_load_file("units/run.json", 0, &error), *units = json_object_get(o, "units");
+    json_int_t elements = 0;
+    for (size_t i = 0; i < json_array_size(units); i++) elements += json_integer_value(json_object_get(json_array_get(units, i), "elements"));
+    assert_int_equal(elements, json_integer_value(json_object_get(o, "parameters")));
+    assert_string_equal(json_string_value(json_object_get(json_array_get(units, 0), "unit")), "root");
+    assert_string_equal(json_string_value(json_object_get(o, "wrap")), "block");
+    assert_int_equal(json_integer_value(json_object_get(o, "keep_whole_below")), 200);
+    assert_true(json_number_value(json_object_get(o, "max_unsharded_mb")) == 3);
+    json_decref(o);
+    for (int k = 0; k < 2; k++) {
+        r = command_ok("inspect units%s", k ? "/checkpoints/step-00000002" : "");
+        assert_non_null(strstr(r->out, "  root.small "));
+        assert_non_null(strstr(r->out, " x h.0 ... h."));
+    }
+    /* a cap that is too small for the largest unit says the numbers, and leaves nothing that stands in the way */
+    r = command_fails(1, "more than the cap of 1048 on whole parameters", "train --model config.json --data text.txt --out capped --steps 2 --ranks 2 --transport copy --max-unsharded-mb 0.001 --quiet");
+    assert_non_null(strstr(r->err, "unit \"h.0\" is "));
+}
+
 static void test_own_programs(void **state)
 {
     (void)state;
@@ -447,6 +479,7 @@ int main(void)
         cmocka_unit_test(test_inspect),
         cmocka_unit_test(test_token_files),
         cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_units),
         cmocka_unit_test(test_own_programs),
         cmocka_unit_test(test_one_processor),
     };

@@ -149,6 +149,13 @@ static void test_models(void **state)
         { 1, "bad.json: the field \"vocab_size\"", "train --model bad.json --data text.txt --out new" },
         { 1, "model_type is \"llama\"; this version has gpt2", "train --model llama.json --data text.txt --out new" },
         { 1, "cut.json: not valid JSON at line 1", "train --model cut.json --data text.txt --out new" },
+        { 2, "--wrap blocks: there is block, size:N, name:PATTERN and none", "train --model config.json --data text.txt --out new --wrap blocks" },
+        { 2, "size:x: how many parameters", "train --model config.json --data text.txt --out new --wrap size:x" },
+        { 2, "size:0: how many parameters", "train --model config.json --data text.txt --out new --wrap size:0" },
+        { 2, "name:h.0,: an empty pattern", "train --model config.json --data text.txt --out new --wrap name:h.0," },
+        { 2, "--wrap: fsdp_wrap_policy: no module is called \"h.7\"", "train --model config.json --data text.txt --out new --wrap name:h.7" },
+        { 2, "--max-unsharded-mb has no effect with --mode none", "train --model config.json --data text.txt --out new --max-unsharded-mb 1 --mode none" },
+        { 2, "--keep-whole-below has no effect with --mode optimizer", "train --model config.json --data text.txt --out new --keep-whole-below 99 --mode optimizer" },
         { 1, "odd.json: n_embd 7 is no multiple of n_head 2", "train --model odd.json --data text.txt --out new" },
     };
     CHECK(table);
