@@ -17,7 +17,8 @@ static size_t block_bytes(const fsdp_unit *u, bool exact)
 
 static bool counts(const fsdp_unit *u)
 {
-    return u->flat != NULL && fsdpi_gather_copies(u);
+    bool gathers = u->mode != FSDP_MODE_NONE || fsdpi_unit_is_narrow(u) || fsdpi_unit_is_apart(u);
+    return gathers && fsdpi_gather_copies(u);
 }
 
 /* That a gather takes now; what is gathered into the block that there is takes none. */
