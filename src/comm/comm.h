@@ -112,6 +112,7 @@ struct fsdpi_transport_ops;
 struct fsdp_comm {
     fsdpi_world *world;
     bool owns_world; /* made by fsdp_comm_create_self */
+    bool aside;      /* of a thread that works beside the rank's own: what it does is not what the rank is said to do */
     const struct fsdpi_transport_ops *transport;
     int rank, size;
     int world_rank;

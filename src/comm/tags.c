@@ -233,8 +233,10 @@ fsdp_status fsdpi_comm_tag_of(fsdp_comm *comm, fsdpi_op op, const char *name, ui
     comm->hash = mix_text(mix(mix(comm->hash, op | (uint64_t)who << 32), bytes), name != NULL ? name : "");
     atomic_store_explicit(&t->hash, comm->hash, memory_order_release);
     atomic_store_explicit(&me->tags, position + 1, memory_order_release);
-    atomic_store_explicit(&slot->last_op, op + 1, memory_order_relaxed);
-    memcpy(slot->last_name, t->name, sizeof(slot->last_name));
+    if (!comm->aside) {
+        atomic_store_explicit(&slot->last_op, op + 1, memory_order_relaxed);
+        memcpy(slot->last_name, t->name, sizeof(slot->last_name));
+    }
     atomic_fetch_add_explicit(&slot->beats, 1, memory_order_relaxed);
     return FSDP_OK;
 }
