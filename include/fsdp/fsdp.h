@@ -26,6 +26,7 @@
 #include <fsdp/models.h>
 #include <fsdp/data.h>
 #include <fsdp/checkpoint.h>
+#include <fsdp/state.h>
 #include <fsdp/info.h>
 #include <fsdp/safetensors.h>
 

@@ -37,6 +37,7 @@ struct fsdp_checkpoint_reader {
     char *path;
     json_t *root; /* names and texts are its */
     const json_t *values;
+    const json_t *aliases; /* NULL: there are none */
     int64_t step;
     int ranks;
     data_file *file;
@@ -95,6 +96,15 @@ static fsdp_status read_pieces(fsdpi_json_object o, entry *e, int files)
     return FSDP_OK;
 }
 
+/* Older checkpoints do not say what an entry is, but are named so. */
+static fsdp_status read_what(fsdpi_json_object o, entry *e)
+{
+    const char *what, *fallback = strncmp(e->info.name, "optim.", 6) == 0 ? "optim" : "param";
+    FSDP_TRY(fsdpi_json_string_or(o, "what", fallback, &what));
+    e->info.what = strcmp(what, "param") == 0 ? FSDP_STATE_PARAMS : strcmp(what, "buffer") == 0 ? FSDP_STATE_BUFFERS : FSDP_STATE_OPTIM;
+    return FSDP_OK;
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp(((const entry *)a)->info.name, ((const entry *)b)->info.name);
@@ -118,6 +128,7 @@ static fsdp_status read_entries(fsdp_checkpoint_reader *r, fsdpi_json_object roo
         FSDP_FAIL_IF(!json_is_object(value), FSDP_ERR_FORMAT, "%s: %s is no object", root.file, where);
         FSDP_TRY(fsdpi_json_string(o, "dtype", &dtype));
         FSDP_TRY(fsdp_dtype_parse(&e->info.dtype, dtype));
+        FSDP_TRY(read_what(o, e));
         FSDP_TRY(read_shape(o, e));
         FSDP_TRY(read_pieces(o, e, r->files));
     }
@@ -161,6 +172,7 @@ static fsdp_status read_manifest(fsdp_checkpoint_reader *r, const char *file)
     FSDP_TRY(fsdpi_json_int(o, "ranks", 1, INT32_MAX, &ranks));
     r->ranks = (int)ranks;
     FSDP_TRY(fsdpi_json_child(o, "values", &r->values));
+    if (fsdpi_json_has(o, "aliases")) FSDP_TRY(fsdpi_json_child(o, "aliases", &r->aliases));
     FSDP_TRY(read_files(r, o));
     return read_entries(r, o);
 }
@@ -226,7 +238,10 @@ const fsdp_checkpoint_entry *fsdp_checkpoint_reader_at(const fsdp_checkpoint_rea
 static const entry *find(const fsdp_checkpoint_reader *r, const char *name)
 {
     entry key = { .info.name = name };
-    return r->count > 0 ? bsearch(&key, r->entry, (size_t)r->count, sizeof(key), by_name) : NULL;
+    const entry *e = r->count > 0 ? bsearch(&key, r->entry, (size_t)r->count, sizeof(key), by_name) : NULL;
+    if (e != NULL || r->aliases == NULL) return e;
+    key.info.name = json_string_value(json_object_get(r->aliases, name));
+    return key.info.name != NULL && r->count > 0 ? bsearch(&key, r->entry, (size_t)r->count, sizeof(key), by_name) : NULL;
 }
 
 const fsdp_checkpoint_entry *fsdp_checkpoint_reader_find(const fsdp_checkpoint_reader *r, const char *name)
@@ -297,28 +312,50 @@ fsdp_status fsdp_checkpoint_reader_verify(fsdp_checkpoint_reader *r, int i)
     return FSDP_OK;
 }
 
-static fsdp_status read_piece(fsdp_checkpoint_reader *r, const entry *e, const piece *p, int64_t first, int64_t numel, float *out)
+/* Where it is all read from: as floats, or as it lies. */
+typedef struct wanted {
+    const entry *e;
+    int64_t first, numel;
+    bool raw;
+    char *out;
+} wanted;
+
+static fsdp_status read_piece(fsdp_checkpoint_reader *r, const wanted *w, const piece *p, int64_t lo, int64_t numel)
 {
     data_file *f = &r->file[p->file];
+    const fsdp_checkpoint_entry *info = &w->e->info;
     char path[4800];
     file_path(r, p->file, path, sizeof(path));
     if (f->open == NULL) FSDP_TRY(fsdp_safetensors_open(&f->open, path));
-    const fsdp_safetensors_tensor *t = fsdp_safetensors_find(f->open, e->info.name);
-    FSDP_FAIL_IF(t == NULL || t->numel != p->numel, FSDP_ERR_FORMAT, "%s does not have \"%s\" as the manifest says", path, e->info.name);
-    return fsdp_safetensors_read_f32(f->open, t, first - p->first, numel, out);
+    const fsdp_safetensors_tensor *t = fsdp_safetensors_find(f->open, info->name);
+    FSDP_FAIL_IF(t == NULL || t->numel != p->numel || t->dtype != info->dtype, FSDP_ERR_FORMAT, "%s does not have \"%s\" as the manifest says", path, info->name);
+    char *out = w->out + (size_t)(lo - w->first) * (w->raw ? fsdp_dtype_bytes(info->dtype) : sizeof(float));
+    if (w->raw) return fsdp_safetensors_read_raw(f->open, t, lo - p->first, numel, out);
+    return fsdp_safetensors_read_f32(f->open, t, lo - p->first, numel, (float *)(void *)out);
+}
+
+static fsdp_status read_range(fsdp_checkpoint_reader *r, const char *name, wanted w)
+{
+    w.e = find(r, name);
+    FSDP_FAIL_IF(w.e == NULL, FSDP_ERR_INVALID, "checkpoint %s has no \"%s\"", r->path, name);
+    const fsdp_checkpoint_entry *info = &w.e->info;
+    FSDP_FAIL_IF(w.first < 0 || w.numel < 0 || w.first > info->numel || w.numel > info->numel - w.first, FSDP_ERR_INVALID,
+                 "checkpoint %s: elements %lld to %lld of \"%s\", which has %lld", r->path, (long long)w.first, (long long)(w.first + w.numel), name,
+                 (long long)info->numel);
+    for (int i = 0; i < info->pieces; i++) {
+        const piece *p = &w.e->piece[i];
+        int64_t lo = p->first > w.first ? p->first : w.first, hi = p->first + p->numel < w.first + w.numel ? p->first + p->numel : w.first + w.numel;
+        if (lo < hi) FSDP_TRY(read_piece(r, &w, p, lo, hi - lo));
+    }
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_checkpoint_reader_read(fsdp_checkpoint_reader *r, const char *name, int64_t first, int64_t numel, float *out)
 {
-    const entry *e = find(r, name);
-    FSDP_FAIL_IF(e == NULL, FSDP_ERR_INVALID, "checkpoint %s has no \"%s\"", r->path, name);
-    FSDP_FAIL_IF(first < 0 || numel < 0 || first > e->info.numel || numel > e->info.numel - first, FSDP_ERR_INVALID,
-                 "checkpoint %s: elements %lld to %lld of \"%s\", which has %lld", r->path, (long long)first, (long long)(first + numel), name,
-                 (long long)e->info.numel);
-    for (int i = 0; i < e->info.pieces; i++) {
-        const piece *p = &e->piece[i];
-        int64_t lo = p->first > first ? p->first : first, hi = p->first + p->numel < first + numel ? p->first + p->numel : first + numel;
-        if (lo < hi) FSDP_TRY(read_piece(r, e, p, lo, hi - lo, out + (lo - first)));
-    }
-    return FSDP_OK;
+    return read_range(r, name, (wanted){ .first = first, .numel = numel, .out = (char *)out });
+}
+
+fsdp_status fsdp_checkpoint_reader_read_raw(fsdp_checkpoint_reader *r, const char *name, int64_t first, int64_t numel, void *out)
+{
+    return read_range(r, name, (wanted){ .first = first, .numel = numel, .raw = true, .out = out });
 }

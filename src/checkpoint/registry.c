@@ -3,12 +3,16 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-
+#include "checkpoint/background.h"
+#include "comm/comm.h"
 #include "format/shown.h"
+
+#include <fsdp/nn.h>
 
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include <xxhash.h>
 
 fsdp_status fsdp_checkpoint_create(fsdp_checkpoint **out, fsdp_comm *comm)
 {
@@ -22,6 +26,7 @@ fsdp_status fsdp_checkpoint_create(fsdp_checkpoint **out, fsdp_comm *comm)
 void fsdp_checkpoint_destroy(fsdp_checkpoint *c)
 {
     if (c == NULL) return;
+    fsdpi_background_destroy(c->background);
     for (int i = 0; i < c->count; i++) {
         fsdpi_free(c->entry[i].name);
         fsdpi_free(c->entry[i].text);
@@ -58,22 +63,61 @@ static fsdp_status add(fsdp_checkpoint *c, const char *name, fsdpi_entry e)
     return FSDP_OK;
 }
 
-static fsdp_status check_index(const char *name, const fsdp_unit *unit, int index)
+static fsdp_status add_tensor(fsdp_checkpoint *c, const char *name, fsdpi_entry e)
 {
-    FSDP_FAIL_IF(unit == NULL || index < 0 || index >= fsdp_unit_param_count(unit), FSDP_ERR_INVALID, "fsdp_checkpoint: \"%s\": no such parameter", name);
-    return FSDP_OK;
+    const fsdp_unit *u = e.unit;
+    FSDP_FAIL_IF(u == NULL || e.index < 0 || e.index >= fsdp_unit_param_count(u), FSDP_ERR_INVALID, "fsdp_checkpoint: \"%s\": no such parameter", name);
+    const fsdp_param *p = fsdp_unit_param_info(u, e.index);
+    e.ndim = p->ndim;
+    memcpy(e.shape, p->shape, sizeof(e.shape));
+    e.numel = fsdp_unit_param_numel(u, e.index);
+    return add(c, name, e);
 }
 
 fsdp_status fsdp_checkpoint_add_param(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index)
 {
-    FSDP_TRY(check_index(name, unit, index));
-    return add(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_PARAM, .unit = unit, .index = index });
+    return add_tensor(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_PARAM, .unit = unit, .index = index });
 }
 
 fsdp_status fsdp_checkpoint_add_state(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index, float *state)
 {
-    FSDP_TRY(check_index(name, unit, index));
-    return add(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_STATE, .unit = unit, .index = index, .state = state });
+    return add_tensor(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_STATE, .unit = unit, .index = index, .state = state });
+}
+
+fsdp_status fsdp_checkpoint_add_buffer(fsdp_checkpoint *c, const char *name, fsdp_dtype dtype, int ndim, const int64_t *shape, void *data)
+{
+    fsdpi_entry e = { .kind = FSDPI_ENTRY_BUFFER, .value = data, .dtype = dtype, .ndim = ndim, .numel = 1 };
+    FSDP_FAIL_IF(fsdp_dtype_bytes(dtype) == 0 || ndim < 0 || ndim > FSDP_MAX_DIMS || (ndim > 0 && shape == NULL), FSDP_ERR_INVALID,
+                 "fsdp_checkpoint: buffer \"%s\": %d is no type, %d no number of dimensions, or there is no shape", name, (int)dtype, ndim);
+    for (int d = 0; d < ndim; d++) {
+        FSDP_FAIL_IF(shape[d] < 0 || __builtin_mul_overflow(e.numel, shape[d], &e.numel), FSDP_ERR_INVALID, "fsdp_checkpoint: buffer \"%s\" has no such shape", name);
+        e.shape[d] = shape[d];
+    }
+    FSDP_FAIL_IF(data == NULL && e.numel > 0, FSDP_ERR_INVALID, "fsdp_checkpoint: buffer \"%s\" lies nowhere", name);
+    return add(c, name, e);
+}
+
+fsdp_status fsdp_checkpoint_add_alias(fsdp_checkpoint *c, const char *name, const char *of)
+{
+    const fsdpi_entry *e = of != NULL ? fsdpi_entry_find(c, of) : NULL;
+    FSDP_FAIL_IF(e == NULL || !fsdpi_entry_is_tensor(e), FSDP_ERR_INVALID, "fsdp_checkpoint: \"%s\" cannot be another name of \"%s\": no tensor of that name is registered", name,
+                 of != NULL ? of : "");
+    return add(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_ALIAS, .of = (int)(e - c->entry) });
+}
+
+fsdp_status fsdp_checkpoint_add_module(fsdp_checkpoint *c, const char *prefix, fsdp_module *m)
+{
+    const fsdp_module_param_info *p;
+    int n;
+    char name[700];
+    FSDP_TRY(fsdp_module_params(m, &p, &n));
+    for (int i = 0; i < n; i++)
+        FSDP_FAIL_IF(p[i].unit == NULL, FSDP_ERR_INVALID, "fsdp_checkpoint: parameter \"%s\" is in no unit: wrap the module first", p[i].name);
+    for (int i = 0; i < n; i++) {
+        snprintf(name, sizeof(name), "%s%s", prefix != NULL ? prefix : "", p[i].name);
+        FSDP_TRY(fsdp_checkpoint_add_param(c, name, p[i].unit, p[i].index));
+    }
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_checkpoint_add_i64(fsdp_checkpoint *c, const char *name, int64_t *value)
@@ -142,23 +186,82 @@ fsdp_status fsdp_checkpoint_add_scaler(fsdp_checkpoint *c, fsdp_scaler *scaler)
     return fsdp_checkpoint_add_i64(c, "scaler.skipped", &scaler->skipped);
 }
 
-void fsdpi_entry_kept(const fsdpi_entry *e, int64_t *first, int64_t *numel, float **at)
+/* ---- asking ---- */
+
+unsigned fsdpi_entry_what(const fsdp_checkpoint *c, const fsdpi_entry *e)
 {
-    const fsdp_slice *slice;
-    int n;
-    fsdp_unit_slices(e->unit, &slice, &n);
-    *first = *numel = 0;
-    *at = NULL;
-    for (int i = 0; i < n; i++) {
-        if (slice[i].param != e->index) continue;
-        *first = slice[i].offset;
-        *numel = slice[i].numel;
-        *at = e->kind == FSDPI_ENTRY_PARAM ? slice[i].master : e->state + slice[i].state_offset;
+    switch (e->kind) {
+    case FSDPI_ENTRY_PARAM: return FSDP_STATE_PARAMS;
+    case FSDPI_ENTRY_BUFFER: return FSDP_STATE_BUFFERS;
+    case FSDPI_ENTRY_STATE:
+    case FSDPI_ENTRY_STEPS: return FSDP_STATE_OPTIM;
+    case FSDPI_ENTRY_ALIAS: return fsdpi_entry_what(c, &c->entry[e->of]);
+    default: return FSDP_STATE_VALUES;
     }
 }
 
-void fsdpi_entry_range(const fsdpi_entry *e, int64_t *first, int64_t *numel, float **at)
+unsigned fsdpi_registered(const fsdp_checkpoint *c)
 {
-    fsdpi_entry_kept(e, first, numel, at);
-    if (fsdp_unit_replica(e->unit) != 0) *numel = 0; /* others keep the same: the first writes */
+    unsigned all = 0;
+    for (int i = 0; i < c->count; i++) all |= fsdpi_entry_what(c, &c->entry[i]);
+    return all;
+}
+
+const fsdpi_entry *fsdpi_entry_find(const fsdp_checkpoint *c, const char *name)
+{
+    for (int i = 0; i < c->count; i++)
+        if (strcmp(c->entry[i].name, name) == 0) return &c->entry[i];
+    return NULL;
+}
+
+fsdp_status fsdpi_registry_allows(const fsdp_checkpoint *c, fsdpi_event ev)
+{
+    const fsdp_unit *last = NULL;
+    for (int i = 0; i < c->count; i++) {
+        const fsdpi_entry *e = &c->entry[i];
+        if ((e->kind != FSDPI_ENTRY_PARAM && e->kind != FSDPI_ENTRY_STATE) || e->unit == last) continue;
+        last = e->unit;
+        FSDP_TRY(fsdpi_life_allows(e->unit, ev, NULL));
+    }
+    return FSDP_OK;
+}
+
+uint64_t fsdpi_registry_hash(const fsdp_checkpoint *c)
+{
+    uint64_t h = 0;
+    for (int i = 0; i < c->count; i++) {
+        const fsdpi_entry *e = &c->entry[i];
+        h = XXH3_64bits_withSeed(e->name, strlen(e->name), h + (uint64_t)e->kind);
+        h = XXH3_64bits_withSeed(e->shape, (size_t)e->ndim * sizeof(*e->shape), h + (uint64_t)e->dtype);
+    }
+    return h;
+}
+
+fsdp_status fsdpi_registry_same(const fsdp_checkpoint *c, const char *call)
+{
+    uint64_t mine = fsdpi_registry_hash(c);
+    FSDP_TRY(fsdpi_comm_tell(c->comm, FSDPI_OP_SAVE, NULL, &mine, sizeof(mine)));
+    for (int r = 1; r < c->comm->size; r++)
+        FSDP_FAIL_IF(*(const uint64_t *)fsdpi_comm_told(c->comm, r) != *(const uint64_t *)fsdpi_comm_told(c->comm, 0), FSDP_ERR_INVALID,
+                     "%s: rank %d has registered other entries than rank %d, or in another order", call, c->comm->world_ranks[r], c->comm->world_ranks[0]);
+    return FSDP_OK;
+}
+
+fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e)
+{
+    const fsdp_slice *slice;
+    int n;
+    if (e->kind == FSDPI_ENTRY_BUFFER) return (fsdpi_range_of){ 0, e->numel, e->value };
+    fsdp_unit_slices(e->unit, &slice, &n);
+    for (int i = 0; i < n; i++)
+        if (slice[i].param == e->index && slice[i].numel > 0)
+            return (fsdpi_range_of){ slice[i].offset, slice[i].numel, e->kind == FSDPI_ENTRY_PARAM ? slice[i].master : e->state + slice[i].state_offset };
+    return (fsdpi_range_of){ 0 };
+}
+
+fsdpi_range_of fsdpi_entry_range(const fsdp_checkpoint *c, const fsdpi_entry *e)
+{
+    /* Others keep the same: the first writes. */
+    int replica = e->kind == FSDPI_ENTRY_BUFFER ? fsdp_comm_rank(c->comm) : fsdp_unit_replica(e->unit);
+    return replica != 0 ? (fsdpi_range_of){ 0 } : fsdpi_entry_kept(e);
 }

@@ -5,11 +5,22 @@
 #ifndef FSDPI_CHECKPOINT_REGISTRY_H
 #define FSDPI_CHECKPOINT_REGISTRY_H
 
-#include <fsdp/checkpoint.h>
+#include <fsdp/state.h>
+
+#include "shard/life.h"
 
 #define FSDPI_MANIFEST "manifest.json"
 
-typedef enum fsdpi_entry_kind { FSDPI_ENTRY_PARAM, FSDPI_ENTRY_STATE, FSDPI_ENTRY_I64, FSDPI_ENTRY_F64, FSDPI_ENTRY_TEXT, FSDPI_ENTRY_STEPS } fsdpi_entry_kind;
+typedef enum fsdpi_entry_kind {
+    FSDPI_ENTRY_PARAM,
+    FSDPI_ENTRY_STATE,
+    FSDPI_ENTRY_BUFFER,
+    FSDPI_ENTRY_I64,
+    FSDPI_ENTRY_F64,
+    FSDPI_ENTRY_TEXT,
+    FSDPI_ENTRY_STEPS,
+    FSDPI_ENTRY_ALIAS,
+} fsdpi_entry_kind;
 
 typedef struct fsdpi_entry {
     fsdpi_entry_kind kind;
@@ -18,25 +29,51 @@ typedef struct fsdpi_entry {
     int index;
     float *state;       /* STATE: the unit's array */
     fsdp_optim *optim;  /* STEPS */
-    void *value;        /* I64, F64 */
-    char *text;
+    void *value;        /* I64, F64, BUFFER */
+    char *text;         /* TEXT */
+    int of;             /* ALIAS: the entry that it is another name of */
+    fsdp_dtype dtype;   /* of a tensor, and its shape */
+    int ndim;
+    int64_t shape[FSDP_MAX_DIMS], numel;
 } fsdpi_entry;
+
+struct fsdpi_background;
 
 struct fsdp_checkpoint {
     fsdp_comm *comm;
     fsdpi_entry *entry;
     int count, room;
+    struct fsdpi_background *background; /* NULL: there was no save in the background yet */
 };
 
 static inline bool fsdpi_entry_is_tensor(const fsdpi_entry *e)
 {
-    return e->kind == FSDPI_ENTRY_PARAM || e->kind == FSDPI_ENTRY_STATE;
+    return e->kind == FSDPI_ENTRY_PARAM || e->kind == FSDPI_ENTRY_STATE || e->kind == FSDPI_ENTRY_BUFFER;
 }
 
-/* The range of a tensor entry that this rank saves: [*first, *first + *numel), and the device address of its first
- * element. In mode none rank 0 has all and saves it. */
-void fsdpi_entry_range(const fsdpi_entry *e, int64_t *first, int64_t *numel, float **at);
-/* What this rank has to load of it: in mode none, all. */
-void fsdpi_entry_kept(const fsdpi_entry *e, int64_t *first, int64_t *numel, float **at);
+/* FSDP_STATE_PARAMS and so on. STEPS belong to the optimizer's state; an alias to what it is an alias of. */
+unsigned fsdpi_entry_what(const fsdp_checkpoint *c, const fsdpi_entry *e);
+/* All kinds that are registered. */
+unsigned fsdpi_registered(const fsdp_checkpoint *c);
+/* NULL: there is none of this name. */
+const fsdpi_entry *fsdpi_entry_find(const fsdp_checkpoint *c, const char *name);
+/* Every unit that has a tensor registered allows this event. */
+fsdp_status fsdpi_registry_allows(const fsdp_checkpoint *c, fsdpi_event ev);
+/* Of what is registered, in order: ranks that registered other things would write a checkpoint of mixed-up parts. */
+uint64_t fsdpi_registry_hash(const fsdp_checkpoint *c);
+/* Collective. FSDP_ERR_INVALID, the same on every rank, where they differ. */
+fsdp_status fsdpi_registry_same(const fsdp_checkpoint *c, const char *call);
+
+/* A range of a tensor entry: elements [first, first + numel), and where the first of them lies: on the unit's storage device, or (a
+ * buffer) in host memory. NULL where numel is 0. */
+typedef struct fsdpi_range_of {
+    int64_t first, numel;
+    void *at;
+} fsdpi_range_of;
+
+/* What this rank saves of it: each element is saved by one rank: of replicas the first; of a buffer rank 0. */
+fsdpi_range_of fsdpi_entry_range(const fsdp_checkpoint *c, const fsdpi_entry *e);
+/* What this rank has to load of it: in mode none, and of a buffer, all. */
+fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e);
 
 #endif

@@ -145,6 +145,18 @@
       "in a step: parameters cannot be read; gradients are final")                                          \
     X(FSDPI_EV_STEP_END, "fsdp_step_end", FSDPI_C(FSDPI_IN_STEP),                                           \
       "masters are published, gradients dropped")                                                           \
+    X(FSDPI_EV_SAVE, "fsdp_checkpoint_save",                                                                \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED),                                                  \
+      "nothing: masters are read as last published")                                                        \
+    X(FSDPI_EV_LOAD, "fsdp_checkpoint_load",                                                                \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED),                    \
+      "as fsdp_unit_init")                                                                                  \
+    X(FSDPI_EV_STATE_READ, "fsdp_state_read",                                                               \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED),                                                  \
+      "nothing: masters are read as last published")                                                        \
+    X(FSDPI_EV_STATE_LOAD, "fsdp_state_load",                                                               \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED),                    \
+      "as fsdp_unit_init")                                                                                  \
     X(FSDPI_EV_ZERO_GRAD, "fsdp_unit_zero_grad",                                                            \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
       "accumulated gradients are dropped")                                                                  \

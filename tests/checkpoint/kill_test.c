@@ -3,7 +3,7 @@
  * Whoever is killed when, the last checkpoint that was announced survives, with the right contents. Fifty times: three ranks save
  * in a loop, each step twice (the second replaces the first); at a random moment a rank or the launcher is killed; then the
  * newest checkpoint must be at least the announced one, be whole, and load. The next round goes on in the same folder, with
- * all that was left there. */
+ * all that was left there. Every other round saves in the background, while the values that were saved are replaced by others. */
 #include "format/scratch.h"
 #include "support/testing.h"
 #include "support/tiny_gpt.h"
@@ -24,6 +24,7 @@ typedef struct board {
 typedef struct job {
     board *b;
     const char *folder;
+    bool background;
 } job;
 
 static const fsdp_param params[] = { { "big", 1, { ELEMENTS } }, { "small", 1, { 2 } } };
@@ -52,7 +53,12 @@ static fsdp_status save_on(fsdp_comm *world, void *arg)
         for (int again = 0; again < 2; again++) {
             number = 2 * step + again;
             FSDP_TRY(fsdp_unit_init(u, value, &number));
-            FSDP_TRY(fsdp_checkpoint_save(c, j->folder, step, KEEP));
+            FSDP_TRY(fsdp_checkpoint_save_with(c, j->folder, step, &(fsdp_save_opts){ .keep = KEEP, .background = j->background }));
+            for (int64_t later = 0; j->background && later < 3; later++) { /* the same on every rank: a fill is collective */
+                int64_t other = -later - 1;
+                FSDP_TRY(fsdp_unit_init(u, value, &other));
+            }
+            FSDP_TRY(fsdp_checkpoint_wait(c));
             if (fsdp_comm_rank(world) == 0) atomic_store(&j->b->announced, number); /* from here on it must never be lost */
         }
 }
@@ -146,6 +152,7 @@ static void test_kill(void **state)
     for (int round = 0; round < ROUNDS; round++) {
         int status;
         int64_t before = atomic_load(&b->announced);
+        j.background = round % 2 == 1;
         pid_t launcher = start_job(&j);
         assert_true(launcher > 0);
         /* it has begun to save */

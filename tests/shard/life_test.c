@@ -221,7 +221,59 @@ static fsdp_status set_prefetch(probe *p)
     return fsdp_unit_set_prefetch(p->unit, &(fsdp_unit_list){ &p->m->unit[MINI_BIG], 1 }, NULL);
 }
 
-/* Letters: what states are described with. */
+/* Calls on what is registered: refused like the calls on units that do the same. */
+static fsdp_status registered(probe *p, fsdp_status (*call)(fsdp_checkpoint *c))
+{
+    fsdp_checkpoint *c;
+    FSDP_TRY(fsdp_checkpoint_create(&c, p->m->comm));
+    fsdp_status st = fsdp_checkpoint_add_param(c, "w", p->unit, 0);
+    if (st == FSDP_OK) st = call(c);
+    fsdp_checkpoint_destroy(c);
+    return st;
+}
+
+static fsdp_status save_c(fsdp_checkpoint *c)
+{
+    return fsdp_checkpoint_save(c, "/nowhere", 1, 0);
+}
+
+static fsdp_status load_c(fsdp_checkpoint *c)
+{
+    return fsdp_checkpoint_load(c, "/nowhere");
+}
+
+static fsdp_status read_c(fsdp_checkpoint *c)
+{
+    fsdp_state *s;
+    return fsdp_state_read(&s, c, NULL);
+}
+
+static fsdp_status load_state_c(fsdp_checkpoint *c)
+{
+    return fsdp_state_load(c, NULL, NULL);
+}
+
+static fsdp_status save(probe *p)
+{
+    return registered(p, save_c);
+}
+
+static fsdp_status load(probe *p)
+{
+    return registered(p, load_c);
+}
+
+static fsdp_status state_read(probe *p)
+{
+    return registered(p, read_c);
+}
+
+static fsdp_status state_load(probe *p)
+{
+    return registered(p, load_state_c);
+}
+
+/* Letters: what states are described with. Calls of one letter are allowed in the same states. */
 static const struct {
     char letter;
     const char *name;
@@ -245,6 +297,8 @@ static const struct {
     { 'U', "fsdp_unit_unshard", unshard },
     { 'D', "fsdp_unit_reshard", reshard },               { 'H', "fsdp_unit_prefetch", prefetch },
     { 'L', "fsdp_unit_set_prefetch", set_prefetch },
+    { 'v', "fsdp_checkpoint_save", save },               { 'v', "fsdp_state_read", state_read },
+    { 'i', "fsdp_checkpoint_load", load },               { 'i', "fsdp_state_load", state_load },
 };
 enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 
@@ -408,13 +462,13 @@ static fsdp_status summons(run *r)
 {
     mini *m = &r->m;
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqK", "it is summoned"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqKv", "it is summoned"));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqK", "it is summoned twice"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqKv", "it is summoned twice"));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], &(fsdp_unit_summon_opts){ .writeback = true }));
-    FSDP_TRY(try_wrong(r, NULL, "rwSkRzxscqK", "it is summoned with writeback"));
+    FSDP_TRY(try_wrong(r, NULL, "rwSkRzxscqKv", "it is summoned with writeback"));
     return fsdp_unit_summon_end(m->unit[MINI_A]);
 }
 
@@ -465,10 +519,10 @@ static fsdp_status live(fsdp_comm *comm, const corner *c, bool wrong_calls, floa
     bool none = c->mode == FSDP_MODE_NONE;
     FSDP_TRY(fsdp_ema_create(&r.ema, (fsdp_unit_list){ &r.m.unit[MINI_A], 1 }));
     for (int s = 0; s < 2; s++) {
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqKWa", none), "it is idle"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqKWav", none), "it is idle"));
         FSDP_TRY(summons(&r));
         FSDP_TRY(one_pass(&r, s * 2 * size + rank));
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqWa", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqWav", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
         FSDP_TRY(averages(&r, none));
         FSDP_TRY(two_passes(&r, (s * 2 + 1) * size + rank));
         FSDP_TRY(summons(&r));
