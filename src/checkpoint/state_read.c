@@ -33,7 +33,7 @@ static bool is_wanted(const reading *r, int i)
 /* Every rank has all of it: nothing has to be told. */
 static bool is_everywhere(const fsdpi_entry *e)
 {
-    return e->kind == FSDPI_ENTRY_BUFFER || fsdp_unit_mode(e->unit) == FSDP_MODE_NONE;
+    return e->kind == FSDPI_ENTRY_BUFFER || fsdp_unit_shards(e->unit) == 1;
 }
 
 static fsdpi_range_of part_of(const reading *r, const fsdpi_entry *e)

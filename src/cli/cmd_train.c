@@ -34,6 +34,7 @@ typedef struct trainer {
     double *memory; /* [2 ranks]: private, shared */
     progress progress;
     int64_t saved_step; /* of the last checkpoint; -1: none */
+    int64_t saving_step; /* that is being written in the background; -1: none */
 } trainer;
 
 /* ---- set-up ---- */
@@ -185,6 +186,27 @@ static fsdp_status train_leaf(trainer *t, int64_t step, int64_t leaf, bool sync,
     return FSDP_OK;
 }
 
+/* ---- what is written in the background ---- */
+
+/* The checkpoint is on the disk: from here on it is there to go back to. */
+static void announce_saved(trainer *t, int64_t step)
+{
+    t->saved_step = step;
+    t->saving_step = -1;
+    if (t->rank == 0) progress_say(&t->progress, "saved %s/checkpoints/step-%08lld", t->s->out, (long long)step);
+}
+
+/* Waits for what is written in the background. Not collective: all ranks are told the same. */
+static fsdp_status wait_for_save(trainer *t)
+{
+    if (t->saving_step < 0) return FSDP_OK;
+    int64_t step = t->saving_step;
+    t->saving_step = -1;
+    FSDP_TRY(fsdp_checkpoint_wait(t->checkpoint));
+    announce_saved(t, step);
+    return FSDP_OK;
+}
+
 /* ---- one step ---- */
 
 static fsdp_status optimizer_step(trainer *t, int64_t step, step_record *r)
@@ -204,6 +226,7 @@ static fsdp_status optimizer_step(trainer *t, int64_t step, step_record *r)
     if (st == FSDP_ERR_NONFINITE || (st == FSDP_OK && !isfinite(r->loss))) {
         char why[512], good[128] = "there is none yet";
         snprintf(why, sizeof(why), "%.500s", st != FSDP_OK ? fsdp_last_error_message() : r->skipped ? "the gradients are not finite" : "the gradients are finite");
+        (void)!wait_for_save(t); /* it may be the last good one */
         if (t->saved_step >= 0) snprintf(good, sizeof(good), "that of step %lld", (long long)t->saved_step);
         st = fsdp_error_raise(FSDP_ERR_NONFINITE, __func__, __FILE__, __LINE__,
                               "step %lld: the loss is %g: %s. The last good checkpoint: %s. A smaller --lr, more --warmup or --clip may help",
@@ -337,22 +360,29 @@ static fsdp_status evaluate(trainer *t, step_record *r)
 
 /* ---- checkpoints and the end ---- */
 
-static fsdp_status save(trainer *t, int64_t step)
+static fsdp_status save(trainer *t, int64_t step, bool background)
 {
     char folder[4300];
+    bool beside = false;
+    FSDP_TRY(wait_for_save(t));
     if (t->saved_step == step) return FSDP_OK;
     fsdp_comm_set_phase(t->comm, "save");
     snprintf(folder, sizeof(folder), "%s/checkpoints", t->s->out);
-    FSDP_TRY(fsdp_checkpoint_save(t->checkpoint, folder, step, (int)t->s->keep));
-    t->saved_step = step;
-    if (t->rank == 0) progress_say(&t->progress, "saved %s/step-%08lld", folder, (long long)step);
+    fsdp_save_opts o = { .keep = (int)t->s->keep, .background = background, .in_background = &beside };
+    if (background) o.most_bytes = (size_t)t->s->save_memory << 20;
+    FSDP_TRY(fsdp_checkpoint_save_with(t->checkpoint, folder, step, &o));
+    if (beside) {
+        t->saving_step = step;
+        return FSDP_OK;
+    }
+    announce_saved(t, step);
     return FSDP_OK;
 }
 
 static fsdp_status finish(trainer *t, const step_record *last, bool asked)
 {
     const train_settings *s = t->s;
-    FSDP_TRY(save(t, last->step));
+    FSDP_TRY(save(t, last->step, false)); /* nothing is left to do meanwhile */
     if (last->step < s->steps) {
         if (t->rank == 0)
             progress_say(&t->progress, "%s after step %lld of %lld; go on with: fsdp train --out %s --resume latest", asked ? "stopped, as asked," : "stopped",
@@ -366,11 +396,12 @@ static fsdp_status finish(trainer *t, const step_record *last, bool asked)
     return FSDP_OK;
 }
 
-/* Rank 0 writes; all learn whether it could, and whether anybody still reads. */
+/* Rank 0 writes; all learn whether it could, and whether anybody still reads. So they do of a save in the background, whose end
+ * ranks see at different times: only its failure matters to the others, and the first to see it tells. */
 static fsdp_status record(trainer *t, const step_record *r)
 {
-    fsdp_status st = FSDP_OK;
-    if (t->rank == 0) {
+    fsdp_status st = fsdp_checkpoint_is_saving(t->checkpoint) ? FSDP_OK : wait_for_save(t);
+    if (t->rank == 0 && st == FSDP_OK) {
         progress_step(&t->progress, r, (double)(t->s->batch * t->s->seq) / (r->step_ms * 1e-3));
         if (r->skipped) progress_say(&t->progress, "step %lld  skipped: gradients are not finite at loss scale %g, which is now %g", (long long)r->step, r->loss_scale, t->scaler.scale);
         if (r->evaluated) progress_say(&t->progress, "step %lld  validation loss %.4f over %lld tokens", (long long)r->step, r->val_loss, (long long)r->val_tokens);
@@ -395,7 +426,7 @@ static fsdp_status train_loop(trainer *t)
         bool last = step + 1 == s->steps;
         if (t->run->val != NULL && (last || (s->eval_every > 0 && (step + 1) % s->eval_every == 0))) FSDP_TRY(evaluate(t, &r));
         FSDP_TRY(record(t, &r));
-        if (s->save_every > 0 && (step + 1) % s->save_every == 0) FSDP_TRY(save(t, step + 1));
+        if (s->save_every > 0 && (step + 1) % s->save_every == 0) FSDP_TRY(save(t, step + 1, s->save == TRAIN_SAVE_BACKGROUND && step + 1 < until));
         FSDP_TRY(fsdp_comm_stop_agreed(t->comm, &stop));
     }
     return finish(t, &r, stop);
@@ -436,7 +467,7 @@ static void announce(trainer *t)
 static fsdp_status train_rank(fsdp_comm *world, void *arg)
 {
     const train_run *run = arg;
-    trainer t = { .run = run, .s = &run->s, .comm = world, .rank = fsdp_comm_rank(world), .size = fsdp_comm_size(world), .model = run->model, .saved_step = -1 };
+    trainer t = { .run = run, .s = &run->s, .comm = world, .rank = fsdp_comm_rank(world), .size = fsdp_comm_size(world), .model = run->model, .saved_step = -1, .saving_step = -1 };
     progress_init(&t.progress, run);
     fsdp_status st = set_up(&t);
     if (st == FSDP_OK) {
@@ -446,7 +477,12 @@ static fsdp_status train_rank(fsdp_comm *world, void *arg)
         st = train_loop(&t);
     }
     progress_end(&t.progress);
-    if (st == FSDP_OK) tear_down(&t); /* after an error the process ends: nothing collective any more */
+    if (st == FSDP_OK) {
+        tear_down(&t);
+    } else { /* the process ends: nothing collective any more. But what is being written in the background is of a good step */
+        fsdp_log_set(FSDP_LOG_WARN, NULL, NULL); /* there is one message */
+        fsdp_checkpoint_destroy(t.checkpoint);
+    }
     return st;
 }
 

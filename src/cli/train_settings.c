@@ -46,6 +46,8 @@ const cli_option train_options[] = {
     { .name = "eval-batches", .kind = CLI_INT, .offset = AT(eval_batches), .value = "N", .help = "micro-batches of an evaluation [all]", .min = 1, .max = BIG },
     { .name = "save-every", .kind = CLI_INT, .offset = AT(save_every), .value = "N", .help = "steps between checkpoints [only at the end]", .min = 1, .max = BIG },
     { .name = "keep", .kind = CLI_INT, .offset = AT(keep), .value = "N", .fallback = "3", .help = "how many checkpoints stay", .min = 1, .max = 1e6 },
+    { .name = "save", .kind = CLI_CHOICE, .offset = AT(save), .value = "background|foreground", .fallback = "background", .help = "whether training goes on while a checkpoint is written; the files are the same", .of_the_call = true },
+    { .name = "save-memory", .kind = CLI_INT, .offset = AT(save_memory), .value = "MIB", .help = "most memory a rank may take for what it saves in the background; where it needs more, it saves in the foreground, and says so [any]", .min = 1, .max = 1e9, .of_the_call = true },
     { .name = "log-every", .kind = CLI_INT, .offset = AT(log_every), .value = "N", .fallback = "10", .help = "steps between printed lines, where no terminal shows progress", .min = 1, .max = BIG, .of_the_call = true },
     { .name = "resume", .kind = CLI_TEXT, .offset = AT(resume), .value = "latest|DIR", .help = "go on from a checkpoint; its settings hold but for those given here", .of_the_call = true },
     { .name = "init", .kind = CLI_TEXT, .offset = AT(init), .value = "DIR|FILE", .help = "begin with the weights of a model in Hugging Face's format" },
@@ -199,6 +201,7 @@ static int refuse_nonsense(const train_run *run)
     if (!(p > 0) || (end != NULL && *end != '\0')) return cli_usage("train: --clip-norm-type %s: must be a number greater than 0, or inf", s->clip_norm_type);
     fsdp_scaler scaler;
     if (s->loss_scale != NULL && train_scaler(s, &scaler) != FSDP_OK) return cli_usage("train: %s", fsdp_last_error_message());
+    if (s->save == TRAIN_SAVE_FOREGROUND && is_set(run, "save-memory")) return cli_usage("train: --save-memory is of saves in the background: --save foreground takes none");
     if (s->quiet && s->no_progress) return cli_usage("train: --quiet prints no progress: leave --no-progress out");
     if (s->quiet && is_set(run, "log-every")) return cli_usage("train: --quiet prints no lines: leave --log-every out");
     wrap_rule rule;

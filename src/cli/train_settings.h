@@ -8,6 +8,8 @@
 
 #include <fsdp/fsdp.h>
 
+enum { TRAIN_SAVE_BACKGROUND, TRAIN_SAVE_FOREGROUND }; /* as --save lists them */
+
 typedef struct train_settings {
     cli_given given;
     const char *model, *out, *resume, *init, *mesh, *offload, *clip_norm_type, *loss_scale, *wrap;
@@ -15,8 +17,8 @@ typedef struct train_settings {
     double val_fraction;
     int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, dropout, ema, max_unsharded_mb;
-    int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch, reshard_group, keep_whole_below;
-    int schedule, accumulate, mode, transport, device, param_dtype, reduce_dtype;
+    int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch, reshard_group, keep_whole_below, save_memory;
+    int schedule, accumulate, mode, transport, device, param_dtype, reduce_dtype, save;
     bool no_progress, quiet, activation_checkpointing;
 } train_settings;
 
