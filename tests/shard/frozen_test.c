@@ -32,7 +32,22 @@ typedef struct result {
 /* Of a step: so many that the ranks divide them. */
 static int leaves_of(int ranks)
 {
-    return ranks == 5 ? 5 : 6;
+    return ranks == 5 ? 5 : ranks == 4 ? 8 : 6;
+}
+
+/* What the units are beside their mode: hybrid, spread over half of the ranks between forward and backward, kept elsewhere. */
+static mini_opts more;
+
+static const mini_opts *opts_of(const corner *c, mini_opts *o)
+{
+    *o = more;
+    o->mode = c->mode;
+    o->device = c->device;
+    o->sgd = true;
+    if (o->shards > 0 && c->mode == FSDP_MODE_NONE) o->shards = 0;
+    if (c->mode != FSDP_MODE_FULL) o->reshard_group = 0;
+    if (o->storage != NULL) o->storage = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
+    return o;
 }
 
 static fsdp_status train(fsdp_comm *comm, void *arg)
@@ -40,7 +55,8 @@ static fsdp_status train(fsdp_comm *comm, void *arg)
     const corner *c = arg;
     int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
     mini m;
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .sgd = true }));
+    mini_opts o;
+    FSDP_TRY(mini_create(&m, comm, opts_of(c, &o)));
     for (int s = 0, k = 0; s < STEPS; s++) {
         for (; k < CHANGES && changes[k].step == s; k++) FSDP_TRY(fsdp_unit_set_frozen(m.unit[changes[k].unit], changes[k].param, changes[k].frozen));
         for (int leaf = rank; leaf < leaves_of(size); leaf += size) FSDP_TRY(mini_leaf(&m, c->arg, s * LEAVES + leaf));
@@ -51,15 +67,15 @@ static fsdp_status train(fsdp_comm *comm, void *arg)
     return FSDP_OK;
 }
 
-static float wanted[2][1024]; /* of five ranks, of others */
+static float wanted[3][1024]; /* of five ranks, of others, of four */
 
 static void make_plain(const char *script)
 {
-    for (int f = 0; f < 2; f++) {
+    for (int f = 0; f < 3; f++) {
         plain *p = plain_create();
         for (int s = 0, k = 0; s < STEPS; s++) {
             for (; k < CHANGES && changes[k].step == s; k++) plain_freeze(p, changes[k].unit, changes[k].param, changes[k].frozen);
-            for (int leaf = 0; leaf < leaves_of(f == 0 ? 5 : 1); leaf++) plain_leaf(p, script, s * LEAVES + leaf);
+            for (int leaf = 0; leaf < leaves_of(f == 0 ? 5 : f == 1 ? 1 : 4); leaf++) plain_leaf(p, script, s * LEAVES + leaf);
             plain_step(p, 1.0f / 32);
         }
         plain_read(p, wanted[f]);
@@ -70,7 +86,7 @@ static void make_plain(const char *script)
 static void compare(const corner *c)
 {
     const result *got = c->shared;
-    const float *want = wanted[c->ranks != 5];
+    const float *want = wanted[c->ranks == 4 ? 2 : c->ranks != 5];
     for (int r = 0; r < c->ranks; r++)
         for (int i = 0; i < mini_numel(); i++)
             if (memcmp(&want[i], &got->param[r][i], sizeof(float)) != 0)
@@ -86,6 +102,19 @@ static void test_what_trains_has_the_bits_of_a_plain_program(void **state)
         in_corners(train, &(corners){ .ranks = (const int[]){ s == 0 ? 3 : 2, s == 1 ? 5 : 1, 0 }, .all_modes = true, .shared = sizeof(result),
                                       .arg = (void *)(uintptr_t)scripts[s], .after = compare, .threads_only = s > 0 });
     }
+}
+
+/* On meshes, and with slices that are kept on another device. */
+static void test_meshes_and_offload(void **state)
+{
+    (void)state;
+    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other" } };
+    make_plain(scripts[1]);
+    for (int k = 0; k < 4; k++) {
+        more = kinds[k];
+        in_corners(train, &(corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = true, .threads_only = true, .shared = sizeof(result), .arg = (void *)(uintptr_t)scripts[1], .after = compare });
+    }
+    more = (mini_opts){ 0 };
 }
 
 /* ---- figures ---- */
@@ -265,6 +294,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_trains_has_the_bits_of_a_plain_program),
+        cmocka_unit_test(test_meshes_and_offload),
         cmocka_unit_test(test_norms_and_collectives),
         cmocka_unit_test(test_moments_and_steps_are_the_parameter_s_own),
         cmocka_unit_test(test_refusals),

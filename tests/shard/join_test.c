@@ -41,6 +41,21 @@ typedef struct result {
     float param[8][1024];
 } result;
 
+/* What the units are beside their mode: hybrid, spread over half of the ranks between forward and backward, kept elsewhere. */
+static mini_opts more;
+
+static const mini_opts *opts_of(const corner *c, mini_opts *o)
+{
+    *o = more;
+    o->mode = c->mode;
+    o->device = c->device;
+    o->sgd = true;
+    if (o->shards > 0 && c->mode == FSDP_MODE_NONE) o->shards = 0;
+    if (c->mode != FSDP_MODE_FULL) o->reshard_group = 0;
+    if (o->storage != NULL) o->storage = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
+    return o;
+}
+
 static fsdp_status epoch(mini *m, int s)
 {
     int rank = fsdp_comm_rank(m->comm), size = fsdp_comm_size(m->comm);
@@ -60,7 +75,8 @@ static fsdp_status train(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
     mini m;
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .sgd = true }));
+    mini_opts o;
+    FSDP_TRY(mini_create(&m, comm, opts_of(c, &o)));
     FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_BIG], 0, true));
     for (int s = 0; s < STEPS; s++) {
         FSDP_TRY(epoch(&m, s));
@@ -97,6 +113,18 @@ static void test_ranks_join(void **state)
     (void)state;
     in_corners(train, &(corners){ .ranks = (const int[]){ 1, 2, 3, 0 }, .all_modes = true, .shared = sizeof(result), .after = compare });
     in_corners(train, &(corners){ .ranks = (const int[]){ 5, 0 }, .shared = sizeof(result), .after = compare, .threads_only = true });
+}
+
+/* On meshes, and with slices that are kept on another device. */
+static void test_meshes_and_offload(void **state)
+{
+    (void)state;
+    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other" } };
+    for (int k = 0; k < 4; k++) {
+        more = kinds[k];
+        in_corners(train, &(corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = k == 0, .threads_only = true, .shared = sizeof(result), .after = compare });
+    }
+    more = (mini_opts){ 0 };
 }
 
 /* ---- figures ---- */
@@ -277,6 +305,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_join),
+        cmocka_unit_test(test_meshes_and_offload),
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_evaluations_and_cancelled_passes),
         cmocka_unit_test(test_refusals),

@@ -31,12 +31,28 @@ typedef struct result {
     float param[8][1024];
 } result;
 
+/* What the units are beside their mode: hybrid, spread over half of the ranks between forward and backward, kept elsewhere. */
+static mini_opts more;
+
+static const mini_opts *opts_of(const corner *c, mini_opts *o)
+{
+    *o = more;
+    o->mode = c->mode;
+    o->device = c->device;
+    o->sgd = true;
+    if (o->shards > 0 && c->mode == FSDP_MODE_NONE) o->shards = 0;
+    if (c->mode != FSDP_MODE_FULL) o->reshard_group = 0;
+    if (o->storage != NULL) o->storage = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
+    return o;
+}
+
 static fsdp_status train(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
     int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
     mini m;
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .sgd = true }));
+    mini_opts o;
+    FSDP_TRY(mini_create(&m, comm, opts_of(c, &o)));
     FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_B], 0, true));
     for (int s = 0; s < PATTERNS; s++) {
         for (int j = 0; j < PASSES; j++) {
@@ -76,6 +92,46 @@ static void test_all_sequences(void **state)
     for (int s = 0; s < 4; s++)
         in_corners(train, &(corners){ .ranks = s == 0 ? (const int[]){ 1, 3, 0 } : s == 1 ? (const int[]){ 2, 5, 0 } : (const int[]){ 3, 0 }, .all_modes = true,
                                       .shared = sizeof(result), .arg = (void *)(uintptr_t)(s < 3 ? scripts[s] : "other units"), .after = compare, .threads_only = s > 0 });
+}
+
+/* On meshes, and with slices that are kept on another device. */
+static void test_meshes_and_offload(void **state)
+{
+    (void)state;
+    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other" } };
+    for (int k = 0; k < 4; k++) {
+        more = kinds[k];
+        in_corners(train, &(corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = k == 0, .threads_only = true, .shared = sizeof(result), .arg = (void *)(uintptr_t)scripts[1], .after = compare });
+    }
+    more = (mini_opts){ 0 };
+}
+
+/* Below fp32 a rank adds up in fp32 and rounds once, when it sends: the same bits in every corner, and others than in fp32. */
+static result first_corner;
+static bool has_first;
+
+static void compare_corners(const corner *c)
+{
+    const result *got = c->shared;
+    if (!has_first) first_corner = *got;
+    has_first = true;
+    for (int r = 0; r < c->ranks; r++)
+        if (memcmp(first_corner.param[0], got->param[r], sizeof(got->param[r])) != 0) fail_msg("%s: rank %d has other bits than the first corner", corner_name(c), r);
+}
+
+static void test_types_below_fp32(void **state)
+{
+    (void)state;
+    float plain_first = first_corner.param[0][1];
+    for (int k = 0; k < 2; k++) {
+        more = (mini_opts){ .reduce_dtype = k == 0 ? FSDP_F32 : FSDP_BF16 };
+        has_first = false;
+        in_corners(train, &(corners){ .ranks = (const int[]){ 3, 0 }, .all_modes = true, .threads_only = true, .shared = sizeof(result), .arg = (void *)(uintptr_t)scripts[1],
+                                      .after = compare_corners });
+        assert_true(first_corner.param[0][1] != plain_first);
+        plain_first = first_corner.param[0][1];
+    }
+    more = (mini_opts){ 0 };
 }
 
 /* ---- no communication ---- */
@@ -482,6 +538,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_sequences),
+        cmocka_unit_test(test_meshes_and_offload),
+        cmocka_unit_test(test_types_below_fp32),
         cmocka_unit_test(test_no_communication),
         cmocka_unit_test(test_pending_gradients_are_read),
         cmocka_unit_test(test_cancelled_passes),
