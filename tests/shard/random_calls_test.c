@@ -9,7 +9,8 @@
  *     random_calls_test --soak 1000000           runs of 1000 calls until so many are made; --seed: the first one
  *
  * In it: units made, destroyed, made differently; passes of both kinds, up to three at a time, forwards, backwards,
- * recomputes in any order, gradients written in part, once more or not finite; cancelled passes; summons nested, read and
+ * recomputes in any order, with sync and without, gradients written in part, once more or not finite, or of frozen
+ * parameters not at all; cancelled passes; what is pending read; summons nested, read and
  * written, with other values on each rank; fills, also failing on one rank; steps of the optimizer and of one's own, on
  * any units, cancelled; dropped gradients; save and load; kernels that fail; allocations that fail, on one rank or all;
  * a rank that leaves the others; collective resets; calls that are not allowed; ranks that are late. */
@@ -55,12 +56,13 @@ static const struct {
     call_kind kind;
     int within, without; /* how often, while a pass is open and while none is */
 } habits[] = {
-    { CALL_PASS_BEGIN, 4, 80 },    { CALL_PASS_END, 30, 0 },        { CALL_PASS_CANCEL, 2, 0 },    { CALL_WEIGHT, 6, 0 },         { CALL_FORWARD_BEGIN, 30, 0 },
-    { CALL_FORWARD_END, 40, 0 },   { CALL_RECOMPUTE_BEGIN, 6, 0 },  { CALL_RECOMPUTE_END, 12, 0 }, { CALL_BACKWARD_BEGIN, 34, 0 }, { CALL_BACKWARD_END, 40, 0 },
+    { CALL_PASS_BEGIN, 4, 120 },    { CALL_PASS_END, 10, 0 },        { CALL_PASS_CANCEL, 1, 0 },    { CALL_WEIGHT, 6, 0 },         { CALL_FORWARD_BEGIN, 20, 0 },
+    { CALL_FORWARD_END, 40, 0 },   { CALL_RECOMPUTE_BEGIN, 6, 0 },  { CALL_RECOMPUTE_END, 12, 0 }, { CALL_BACKWARD_BEGIN, 80, 0 }, { CALL_BACKWARD_END, 40, 0 },
     { CALL_GRAD, 6, 0 },           { CALL_PEEK, 8, 6 },             { CALL_READ, 0, 12 },          { CALL_READ_ALL, 0, 3 },       { CALL_SUMMON_READ, 0, 10 },
     { CALL_SUMMON_WRITE, 0, 8 },   { CALL_WRITE, 0, 16 },           { CALL_SUMMON_END, 0, 30 },    { CALL_FILL, 0, 14 },          { CALL_FILL_FAILS, 0, 4 },
     { CALL_OPTIM_STEP, 0, 16 },    { CALL_STEP_BEGIN, 0, 10 },      { CALL_STEP_WRITE, 0, 14 },    { CALL_STEP_NORM, 0, 6 },      { CALL_STEP_END, 0, 24 },
     { CALL_STEP_CANCEL, 0, 3 },    { CALL_ZERO_GRAD, 0, 4 },        { CALL_RENEW, 0, 5 },          { CALL_CREATE_DIFFERS, 0, 1 }, { CALL_OPTIM_RENEW, 0, 3 },
+    { CALL_SYNC, 8, 0 },           { CALL_FREEZE, 0, 16 },         { CALL_PENDING, 3, 6 },
     { CALL_SAVE, 0, 1 },           { CALL_LOAD, 0, 1 },             { CALL_KERNEL_FAILS, 1, 0 },   { CALL_RESET, 1, 1 },          { CALL_STRAY, 1, 1 },
     { CALL_BARRIER, 1, 1 },
 };
@@ -94,6 +96,7 @@ static call make_up(rng *g, const model *m, call_kind kind)
         c.flag = one_in(g, 100); /* not finite */
     }
     if (ONE_OF(kind, CALL_PASS_BEGIN)) c.flag = !one_in(g, 5);
+    if (kind == CALL_SYNC) c.flag = !one_in(g, 4); /* off */
     if (ONE_OF(kind, CALL_STEP_END, CALL_STEP_CANCEL, CALL_STEP_NORM, CALL_STEP_WRITE) && one_in(g, 2)) c.mask = model_in_step(m);
     for (int k = 0; k < MODEL_UNITS; k++)
         if (!m->unit[k].exists && !ONE_OF(kind, CALL_RENEW, CALL_OPTIM_RENEW)) c.mask &= ONE_OF(kind, CALL_BACKWARD_BEGIN, CALL_GRAD) ? ~0u : ~(1u << k);
@@ -114,8 +117,10 @@ static bool makes_sense(const model *m, const call *c)
     case CALL_BACKWARD_BEGIN: return p->use[c->unit].rounds < MODEL_ROUNDS && u->weights < MODEL_WEIGHTS;
     case CALL_PASS_END: return p->open;
     case CALL_WEIGHT:
+    case CALL_SYNC:
     case CALL_PASS_CANCEL:
     case CALL_KERNEL_FAILS: return p->open;
+    case CALL_FREEZE:
     case CALL_READ: return u->params > 0;
     case CALL_RENEW:
     case CALL_CREATE_DIFFERS: return !u->exists || (u->summons == 0 && !u->in_step); /* a unit is destroyed at rest */
@@ -131,7 +136,14 @@ static bool makes_sense(const model *m, const call *c)
     }
 }
 
-static call next_call(rng *g, const model *m, bool injects)
+/* For some time new things are begun, then what is open is ended, so that passes come to an end and steps have gradients. */
+static bool is_for_later(long n, call_kind k)
+{
+    enum { PHASE = 40 };
+    return n / PHASE % 2 == 1 && ONE_OF(k, CALL_PASS_BEGIN, CALL_FORWARD_BEGIN, CALL_RECOMPUTE_BEGIN, CALL_PASS_CANCEL, CALL_KERNEL_FAILS, CALL_STRAY, CALL_RESET);
+}
+
+static call next_call(rng *g, const model *m, bool injects, long n)
 {
     for (;;) {
         bool within = model_open_passes(m) > 0, lost = false, probe = one_in(g, 12);
@@ -141,10 +153,13 @@ static call next_call(rng *g, const model *m, bool injects)
             c.kind = one_in(g, 4) ? CALL_PASS_END : CALL_PASS_CANCEL;
             if (!m->pass[c.pass].lost) continue;
         }
+        /* What is always allowed would come too often, and leave nothing to look at. */
+        if (!lost && ONE_OF(c.kind, CALL_RESET, CALL_STRAY, CALL_KERNEL_FAILS, CALL_PASS_CANCEL, CALL_ZERO_GRAD, CALL_RENEW) && !one_in(g, 4)) continue;
+        if (!lost && is_for_later(n, c.kind)) continue;
         if (!makes_sense(m, &c)) continue;
         fsdp_status want = model_expects(m, &c);
         if (want == FSDP_ERR_STATE && (!probe || ONE_OF(c.kind, CALL_WRITE, CALL_STEP_WRITE, CALL_RENEW, CALL_CREATE_DIFFERS, CALL_READ_ALL)) && c.kind != CALL_PEEK && !lost) continue;
-        if (injects && want == FSDP_OK && one_in(g, 12)) c.nomem = 1 + below(g, 12);
+        if (injects && want == FSDP_OK && one_in(g, 60)) c.nomem = 1 + below(g, 12);
         return c;
     }
 }
@@ -236,7 +251,7 @@ static fsdp_status compute(run *r, const call *c, int pass, int64_t grads)
         a.numel[i] = fsdp_unit_param_numel(u, i);
         a.p[i] = fsdp_unit_param(u, i);
         if (a.p[i] == NULL) return fsdpi_error_status();
-        if (grads < 0 || !(grads >> i & 1)) continue;
+        if (grads < 0 || !(grads >> i & 1) || fsdp_unit_frozen(u, i)) continue;
         a.g[i] = fsdp_unit_grad(u, i, &a.beta[i]);
         if (a.g[i] == NULL) return fsdpi_error_status();
     }
@@ -285,6 +300,26 @@ static fsdp_status read_all(run *r)
 {
     for (int u = 0; u < MODEL_UNITS; u++)
         for (int i = 0; r->unit[u] != NULL && i < r->m->unit[u].params; i++) FSDP_TRY(read_one(r, u, i, true));
+    return FSDP_OK;
+}
+
+/* Without asking anybody: what this rank has of all parameters of a unit. */
+static fsdp_status read_pending(run *r, const call *c)
+{
+    static const fsdp_pending kinds[] = { FSDP_PENDING_OWN, FSDP_PENDING_REDUCED };
+    const model_unit *u = &r->m->unit[c->unit];
+    float want[MODEL_TOTAL], got[MODEL_TOTAL];
+    for (int k = 0; k < 2; k++) {
+        bool has = kinds[k] == FSDP_PENDING_OWN ? model_own(r->m, c->unit, r->rank, want) : model_reduced(r->m, c->unit, want);
+        for (int i = 0; i < u->params; i++) {
+            int64_t first, numel;
+            bool pending = (fsdp_unit_pending(r->unit[c->unit], i) & kinds[k]) != 0;
+            FSDP_FAIL_IF(pending != (has && !u->frozen[i]), FSDP_ERR_INTERNAL, "rank %d: parameter %d has%s pending gradients of kind %d", r->rank, i, pending ? "" : " no", k);
+            if (!pending) continue;
+            FSDP_TRY(fsdp_unit_read_pending(r->unit[c->unit], i, kinds[k], &first, &numel, got));
+            FSDP_TRY(expect_equal(r, got, want + u->at[i] + first, numel, k == 0 ? "own pending" : "reduced pending", c->unit, i));
+        }
+    }
     return FSDP_OK;
 }
 
@@ -433,10 +468,24 @@ static fsdp_status cancel_pass(run *r, int pass)
     return fsdp_pass_cancel(p);
 }
 
+/* Where ranks went apart, or a device has failed in waits that the reset ended, gradients of passes without sync may go: on all
+ * ranks alike. */
 static fsdp_status reset(run *r)
 {
     memset(r->pass, 0, sizeof(r->pass));
-    return fsdp_comm_reset(r->comm);
+    FSDP_TRY(fsdp_comm_reset(r->comm));
+    double gone[MODEL_UNITS], all[MODEL_UNITS];
+    bool may_go = r->now.kind == CALL_STRAY || r->now.nomem > 0 || strcmp(r->c->device, "guard") == 0;
+    for (int u = 0; u < MODEL_UNITS; u++) {
+        bool has = r->unit[u] != NULL && fsdpi_unsent_any(r->unit[u]), had = r->unit[u] != NULL && model_has_unsent(r->m, u);
+        FSDP_FAIL_IF(has && !had, FSDP_ERR_INTERNAL, "rank %d: unit %d has gradients of passes without sync that do not count", r->rank, u);
+        FSDP_FAIL_IF(had && !has && !may_go, FSDP_ERR_INTERNAL, "rank %d: unit %d has lost gradients of passes without sync in a reset", r->rank, u);
+        all[u] = gone[u] = had && !has;
+        if (had && !has) model_drop_unsent(r->m, u);
+    }
+    FSDP_TRY(fsdp_comm_max(r->comm, all, MODEL_UNITS));
+    FSDP_FAIL_IF(memcmp(all, gone, sizeof(all)) != 0, FSDP_ERR_INTERNAL, "rank %d: a reset drops gradients on other ranks alone", r->rank);
+    return FSDP_OK;
 }
 
 /* One rank does something else; all are told, and a reset mends it. */
@@ -477,6 +526,9 @@ static fsdp_status make(run *r, const call *c)
     case CALL_PASS_END: return end_pass(r, c);
     case CALL_PASS_CANCEL: return cancel_pass(r, c->pass);
     case CALL_WEIGHT: fsdp_pass_add_weight(p, (c->salt + (uint32_t)r->rank) % 7); return FSDP_OK;
+    case CALL_SYNC: return fsdp_pass_set_sync(p, !c->flag);
+    case CALL_FREEZE: return fsdp_unit_set_frozen(u, c->param, c->flag);
+    case CALL_PENDING: return read_pending(r, c);
     case CALL_FORWARD_BEGIN: FSDP_TRY(fsdp_unit_begin_forward(u, p)); return compute(r, c, c->pass, -1);
     case CALL_FORWARD_END: return fsdp_unit_end_forward(u, p);
     case CALL_RECOMPUTE_BEGIN: FSDP_TRY(fsdp_unit_begin_recompute(u, p)); return compute(r, c, c->pass, -1);
@@ -624,7 +676,7 @@ static fsdp_status live(run *r)
     FSDP_TRY(begin(r));
     for (long n = 0; n < r->w->calls; n++) {
         char text[160];
-        r->now = next_call(&g, r->m, injects);
+        r->now = next_call(&g, r->m, injects, n);
         if (r->w->trace && r->rank == 0) fprintf(stderr, "%4ld %s\n", n, call_text(&r->now, text, sizeof(text)));
         fsdp_status st = one_call(r);
         if (st == FSDP_ERR_PEER) return st;
@@ -685,7 +737,7 @@ static bool run_seed(const work *options, uint64_t seed)
     return st == FSDP_OK;
 }
 
-enum { RUNS = SANITIZED ? 60 : 120, CALLS = 300, FIRST_SEED = 1, SOAK_CALLS = 1000 };
+enum { RUNS = SANITIZED ? 60 : 120, CALLS = 500, FIRST_SEED = 1, SOAK_CALLS = 1000 };
 
 static void test_random_sequences(void **state)
 {

@@ -148,6 +148,21 @@ bool model_is_sharded(const model *m, int unit)
     return m->unit[unit].mode == FSDP_MODE_FULL && model_open_passes(m) == 0 && m->unit[unit].summons == 0;
 }
 
+bool model_has_unsent(const model *m, int unit)
+{
+    for (int k = 0; k < MODEL_ROUNDS; k++)
+        if (m->unit[unit].has_unsent[k]) return true;
+    return false;
+}
+
+/* Without parameters it trains, too. */
+static bool trains(const model_unit *u)
+{
+    bool any = u->params == 0;
+    for (int i = 0; i < u->params; i++) any |= !u->frozen[i];
+    return any;
+}
+
 /* ---- what is allowed ---- */
 
 static bool idle(const model *m, int unit)
@@ -217,6 +232,11 @@ static bool allowed(const model *m, const call *c)
             if (m->unit[i].exists && (m->unit[i].summons > 0 || m->unit[i].in_step)) return false;
         return true;
     case CALL_PASS_END: return open && model_open_uses(m, c->pass) == 0 && !p->lost;
+    case CALL_SYNC:
+        for (int i = 0; i < MODEL_UNITS; i++)
+            if (m->unit[i].owner == c->pass) return false;
+        return open && p->train;
+    case CALL_FREEZE: return model_open_passes(m) == 0 && !u->in_step && !u->has[0] && !model_has_unsent(m, c->unit);
     case CALL_PASS_CANCEL:
     case CALL_WEIGHT:
     case CALL_KERNEL_FAILS:
@@ -246,6 +266,7 @@ static bool allowed(const model *m, const call *c)
     case CALL_RENEW:
     case CALL_CREATE_DIFFERS: return model_open_passes(m) == 0;
     case CALL_LOAD: return all_idle(m, registered_units(m));
+    case CALL_PENDING:
     case CALL_OPTIM_RENEW:
     case CALL_SAVE:
     case CALL_RESET:
@@ -268,14 +289,49 @@ fsdp_status model_expects(const model *m, const call *c)
 
 /* ---- gradients ---- */
 
-static void final_gradient(const model_unit *u, float *out)
+/* Unsent gradients go to the accumulators, in rank order. */
+static void send(const model *m, model_unit *u)
 {
-    for (int j = 0; j < u->total; j++) {
-        float g = u->acc[0][j];
-        for (int r = 1; r < MODEL_ROUNDS; r++)
-            if (u->has[r]) g += u->acc[r][j];
-        out[j] = g;
+    for (int k = 0; k < MODEL_ROUNDS; k++) {
+        for (int r = 0; r < m->ranks && u->has_unsent[k]; r++) {
+            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + u->unsent[k][r][j] : u->unsent[k][r][j];
+            u->has[k] = true;
+        }
+        u->has_unsent[k] = false;
     }
+    u->weights_sent = u->weights;
+}
+
+/* The sum of rounds that there are. */
+static bool add_rounds(const model_unit *u, int rank, float *out)
+{
+    bool any = false;
+    for (int k = 0; k < MODEL_ROUNDS; k++) {
+        const float *x = rank >= 0 ? u->unsent[k][rank] : u->acc[k];
+        if (!(rank >= 0 ? u->has_unsent[k] : u->has[k])) continue;
+        for (int j = 0; j < u->total; j++) out[j] = any ? out[j] + x[j] : x[j];
+        any = true;
+    }
+    return any;
+}
+
+bool model_own(const model *m, int unit, int rank, float out[MODEL_TOTAL])
+{
+    return add_rounds(&m->unit[unit], rank, out);
+}
+
+bool model_reduced(const model *m, int unit, float out[MODEL_TOTAL])
+{
+    return add_rounds(&m->unit[unit], -1, out);
+}
+
+/* As a step has it; false: there is none. */
+static bool final_gradient(const model *m, const model_unit *u, float *out)
+{
+    static _Thread_local model_unit sent;
+    sent = *u;
+    send(m, &sent);
+    return add_rounds(&sent, -1, out);
 }
 
 static double squares(const model *m, unsigned units)
@@ -284,10 +340,9 @@ static double squares(const model *m, unsigned units)
     for (int k = 0; k < MODEL_UNITS; k++) {
         const model_unit *u = &m->unit[k];
         float g[MODEL_TOTAL];
-        if (!(units >> k & 1) || !u->has[0]) continue;
-        final_gradient(u, g);
+        if (!(units >> k & 1) || !final_gradient(m, u, g)) continue;
         for (int i = 0; i < u->params; i++)
-            for (int j = 0; j < u->numel[i]; j++) fsdpi_xsum_add(&s, (double)g[u->at[i] + j] * (double)g[u->at[i] + j]);
+            for (int j = 0; j < u->numel[i] && !u->frozen[i]; j++) fsdpi_xsum_add(&s, (double)g[u->at[i] + j] * (double)g[u->at[i] + j]);
     }
     return fsdpi_xsum_round(&s);
 }
@@ -327,21 +382,37 @@ static void post(model *m, int pass, int unit)
 static void commit(model *m, int pass, int unit)
 {
     model_unit *u = &m->unit[unit];
-    const model_use *x = &m->pass[pass].use[unit];
-    for (int k = 0; k < x->rounds; k++)
+    model_use *x = &m->pass[pass].use[unit];
+    for (int k = 0; k < x->rounds; k++) {
         for (int r = 0; r < m->ranks; r++) {
-            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + x->posted[k][r][j] : x->posted[k][r][j];
+            float *g = x->posted[k][r];
+            for (int j = 0; j < u->total && u->has_unsent[k]; j++) g[j] = u->unsent[k][r][j] + g[j];
+            if (m->pass[pass].unsynced) {
+                memcpy(u->unsent[k][r], g, sizeof(u->unsent[k][r]));
+                continue;
+            }
+            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + g[j] : g[j];
             u->has[k] = true;
         }
+        u->has_unsent[k] = m->pass[pass].unsynced;
+    }
     u->weight[u->weights].pass = m->pass[pass].serial;
     u->weight[u->weights++].weight = m->pass[pass].weight;
+    if (!model_has_unsent(m, unit)) u->weights_sent = u->weights;
     u->owner = -1;
 }
 
 static void drop_gradients(model_unit *u)
 {
     memset(u->has, 0, sizeof(u->has));
-    u->weights = 0;
+    memset(u->has_unsent, 0, sizeof(u->has_unsent));
+    u->weights = u->weights_sent = 0;
+}
+
+void model_drop_unsent(model *m, int unit)
+{
+    memset(m->unit[unit].has_unsent, 0, sizeof(m->unit[unit].has_unsent));
+    m->unit[unit].weights = m->unit[unit].weights_sent;
 }
 
 static void write_gradients(model *m, const call *c, int pass)
@@ -350,7 +421,7 @@ static void write_gradients(model *m, const call *c, int pass)
     model_pass *p = &m->pass[pass];
     for (int r = 0; r < m->ranks; r++)
         for (int i = 0; i < u->params; i++)
-            if (c->mask >> i & 1)
+            if ((c->mask >> i & 1) && !u->frozen[i])
                 model_gradient(u->window[r] + u->at[i], u->touched[i], p->number[r], u->p + u->at[i], u->numel[i], p->serial * (uint64_t)m->ranks + (uint64_t)r, i, c->flag);
     for (int r = 0; r < m->ranks; r++) p->number[r] *= 0.75f;
     for (int i = 0; i < u->params; i++) u->touched[i] |= c->mask >> i & 1;
@@ -381,11 +452,10 @@ static void optim_step(model *m, const call *c)
     for (int k = 0; k < MODEL_UNITS; k++) {
         model_unit *u = &m->unit[k];
         if (!(units >> k & 1)) continue;
-        if (u->has[0] && finite) {
-            float g[MODEL_TOTAL];
-            final_gradient(u, g);
+        float g[MODEL_TOTAL];
+        if (finite && final_gradient(m, u, g)) {
             for (int i = 0; i < u->params; i++)
-                for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) {
+                for (int j = u->at[i]; j < u->at[i] + u->numel[i] && !u->frozen[i]; j++) {
                     u->v[j] = MODEL_MOMENTUM * u->v[j] + (g[j] * by + MODEL_DECAY * u->p[j]);
                     u->p[j] -= MODEL_LR * u->v[j];
                 }
@@ -394,12 +464,12 @@ static void optim_step(model *m, const call *c)
     }
 }
 
-static void own_step(model_unit *u)
+static void own_step(const model *m, model_unit *u)
 {
     float g[MODEL_TOTAL];
-    final_gradient(u, g);
+    bool has = final_gradient(m, u, g);
     for (int i = 0; i < u->params; i++)
-        for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) u->p[j] = model_own_update(u->p[j], u->has[0] ? &g[j] : NULL);
+        for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) u->p[j] = model_own_update(u->p[j], has && !u->frozen[i] ? &g[j] : NULL);
     u->step_written = true;
 }
 
@@ -408,8 +478,11 @@ static void step_call(model *m, const call *c)
     for (int k = 0; k < MODEL_UNITS; k++) {
         model_unit *u = &m->unit[k];
         if (!(c->mask >> k & 1)) continue;
-        if (c->kind == CALL_STEP_BEGIN) u->in_step = true;
-        if (c->kind == CALL_STEP_WRITE) own_step(u);
+        if (c->kind == CALL_STEP_BEGIN) {
+            u->in_step = true;
+            send(m, u);
+        }
+        if (c->kind == CALL_STEP_WRITE) own_step(m, u);
         if (c->kind != CALL_STEP_END && c->kind != CALL_STEP_CANCEL) continue;
         u->in_step = u->step_written = false;
         drop_gradients(u);
@@ -471,8 +544,10 @@ static void begin_backward(model *m, const call *c)
     model_unit *u = &m->unit[c->unit];
     m->pass[c->pass].use[c->unit].backward_open = true;
     if (!u->open) memset(u->touched, 0, sizeof(u->touched));
-    u->open = true;
-    u->owner = c->pass;
+    if (trains(u)) {
+        u->open = true;
+        u->owner = c->pass;
+    }
     write_gradients(m, c, c->pass);
 }
 
@@ -480,7 +555,7 @@ static void end_backward(model *m, const call *c)
 {
     model_use *x = &m->pass[c->pass].use[c->unit];
     x->backward_open = false;
-    if (++x->backwards == x->forwards && x->forward_open == 0) post(m, c->pass, c->unit);
+    if (++x->backwards == x->forwards && x->forward_open == 0 && m->unit[c->unit].open) post(m, c->pass, c->unit);
 }
 
 void model_reset(model *m)
@@ -525,6 +600,8 @@ void model_apply(model *m, const call *c)
     case CALL_WEIGHT:
         for (int r = 0; r < m->ranks; r++) p->weight += (c->salt + (uint32_t)r) % 7;
         break;
+    case CALL_SYNC: p->unsynced = c->flag; break;
+    case CALL_FREEZE: u->frozen[c->param] = c->flag; break;
     case CALL_FORWARD_BEGIN:
         p->use[c->unit].forward_open++;
         forward(m, c);
@@ -578,6 +655,7 @@ void model_apply(model *m, const call *c)
     case CALL_RESET:
     case CALL_STRAY: model_reset(m); break;
     case CALL_PEEK:
+    case CALL_PENDING:
     case CALL_READ:
     case CALL_READ_ALL:
     case CALL_STEP_NORM:

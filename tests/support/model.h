@@ -16,6 +16,9 @@ enum { MODEL_UNITS = 5, MODEL_PARAMS = 3, MODEL_TOTAL = 512, MODEL_RANKS = 5, MO
     X(CALL_PASS_END, "end the pass")                                                                        \
     X(CALL_PASS_CANCEL, "cancel the pass")                                                                  \
     X(CALL_WEIGHT, "add to the pass's weight")                                                              \
+    X(CALL_SYNC, "choose sync")                                                                             \
+    X(CALL_FREEZE, "freeze or unfreeze")                                                                    \
+    X(CALL_PENDING, "read what is pending")                                                                 \
     X(CALL_FORWARD_BEGIN, "begin forward")                                                                  \
     X(CALL_FORWARD_END, "end forward")                                                                      \
     X(CALL_RECOMPUTE_BEGIN, "begin recompute")                                                              \
@@ -79,13 +82,17 @@ typedef struct model_unit {
     float p[MODEL_TOTAL], v[MODEL_TOTAL];             /* parameters, momentum */
     bool in_optim;
 
+    bool frozen[MODEL_PARAMS];
+
     float acc[MODEL_ROUNDS][MODEL_TOTAL]; /* committed gradients */
     bool has[MODEL_ROUNDS];
+    float unsent[MODEL_ROUNDS][MODEL_RANKS][MODEL_TOTAL]; /* of passes without sync: each rank's own */
+    bool has_unsent[MODEL_ROUNDS];
     struct {
         uint64_t pass;
         double weight;
     } weight[MODEL_WEIGHTS];
-    int weights;
+    int weights, weights_sent; /* of them that are not of passes without sync alone */
 
     int owner; /* the pass whose gradient is in flight; -1: none */
     bool open, touched[MODEL_PARAMS];
@@ -104,7 +111,7 @@ typedef struct model_use {
 } model_use;
 
 typedef struct model_pass {
-    bool open, train, lost;
+    bool open, train, lost, unsynced;
     uint64_t serial;
     float number[MODEL_RANKS];
     double weight; /* of all ranks */
@@ -138,6 +145,12 @@ fsdp_status model_expects(const model *m, const call *c);
 void model_apply(model *m, const call *c);
 /* All that a collective reset forgets. */
 void model_reset(model *m);
+/* What it may drop besides: gradients of passes without sync. */
+void model_drop_unsent(model *m, int unit);
+bool model_has_unsent(const model *m, int unit);
+/* What is pending of a unit: a rank's own sums, and the sums of all. false: nothing. */
+bool model_own(const model *m, int unit, int rank, float out[MODEL_TOTAL]);
+bool model_reduced(const model *m, int unit, float out[MODEL_TOTAL]);
 
 int model_open_passes(const model *m);
 int model_open_uses(const model *m, int pass);
