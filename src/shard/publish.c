@@ -19,6 +19,7 @@ fsdp_status fsdpi_unit_done(fsdp_unit *u)
 {
     const fsdpi_transport_ops *t = u->rt->comm->transport;
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_PUBLISH, u->name, (uint64_t)u->layout.total * sizeof(float)));
+    u->said_done = true;
     FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->comm, u->ctx->compute));
     if (u->flat != NULL) FSDP_TRY(t->flat_done(u->flat, u->version, u->ctx->comm));
     if (exact_in_place(u)) FSDP_TRY(t->flat_done(u->exact, u->exact_version, u->ctx->comm));
@@ -77,6 +78,7 @@ fsdp_status fsdpi_unit_publish(fsdp_unit *u)
     FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute));
     FSDP_TRY(t->flat_publish(u->flat, u->version + 1, slice_of(u), u->store->comm));
     u->near_is_current = false;
+    u->said_done = false;
     u->version++; /* only where it was published: a rank must not wait for what it never told */
     if (exact_in_place(u)) {
         FSDP_TRY(t->flat_publish(u->exact, u->exact_version + 1, u->master, u->store->comm));
@@ -89,6 +91,16 @@ fsdp_status fsdpi_unit_publish(fsdp_unit *u)
     return FSDP_OK;
 }
 
+void fsdpi_unit_settle(fsdp_unit *u)
+{
+    fsdpi_error kept;
+    if (!u->said_done) return;
+    u->said_done = false;
+    fsdpi_error_save(&kept);
+    (void)!fsdpi_unit_publish(u); /* what fails is in its stream, and will be said there */
+    fsdpi_error_restore(&kept);
+}
+
 fsdp_status fsdpi_unit_start_over(fsdp_unit *u)
 {
     const fsdpi_transport_ops *t = u->rt->comm->transport;
@@ -99,7 +111,7 @@ fsdp_status fsdpi_unit_start_over(fsdp_unit *u)
     if (u->exact != NULL) FSDP_TRY(t->flat_restart(u->exact, u->master, u->store->comm));
     if (u->near != NULL) FSDP_TRY(t->flat_restart(u->near, NULL, u->ctx->comm));
     u->near_version = 0;
-    u->near_is_current = false;
+    u->near_is_current = u->said_done = false;
     return u->replica_flat != NULL ? t->flat_restart(u->replica_flat, u->master + (u->lo - u->keep_lo), u->store->comm) : FSDP_OK;
 }
 

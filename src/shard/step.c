@@ -81,20 +81,12 @@ fsdp_status fsdp_step_begin(fsdp_unit_list units)
     return FSDP_OK;
 }
 
-/* Ranks have said that they are done with what is published, so it becomes the next version: otherwise the owners of the one
- * after it would take that for an answer, and not wait for those who read in between. */
-static fsdp_status leave_unwritten(fsdp_unit *u)
-{
-    leave_step(u);
-    return fsdpi_unit_publish(u);
-}
-
 void fsdpi_step_leave(fsdp_unit_list units)
 {
-    fsdpi_error kept;
-    fsdpi_error_save(&kept);
-    for (int i = 0; i < units.count; i++) (void)!leave_unwritten(units.units[i]);
-    fsdpi_error_restore(&kept);
+    for (int i = 0; i < units.count; i++) {
+        leave_step(units.units[i]);
+        fsdpi_unit_settle(units.units[i]);
+    }
 }
 
 fsdp_status fsdp_step_end(fsdp_unit_list units)
@@ -116,8 +108,9 @@ fsdp_status fsdp_step_cancel(fsdp_unit_list units)
     FSDP_TRY(fsdpi_list_check(units, FSDPI_EV_STEP_END));
     FSDP_TRY(fsdpi_list_tag(units, FSDPI_OP_STEP_CANCEL, false));
     for (int i = 0; i < units.count; i++) {
+        leave_step(units.units[i]);
         drop_gradients(units.units[i]);
-        FSDP_TRY(leave_unwritten(units.units[i]));
+        fsdpi_unit_settle(units.units[i]);
         fsdpi_unit_check(units.units[i]);
     }
     return FSDP_OK;

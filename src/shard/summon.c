@@ -216,11 +216,11 @@ static fsdp_status write_grads(fsdp_unit *u)
 /* The own slice of what was written becomes the master, and is published: on all ranks, or the unit stays summoned. */
 static fsdp_status write_back(fsdp_unit *u)
 {
+    FSDP_TRY(fsdpi_unit_done(u));
+    FSDP_TRY(fsdpi_unit_open(u));
     if (u->summon.rank0_only) FSDP_TRY(fsdpi_comm_tell(u->rt->comm, FSDPI_OP_SUMMON_END, u->name, NULL, 0));
     else FSDP_TRY(compare_written(u, u->summoned, NULL));
     if (!u->summon.rank0_only && u->summon.grads && has_gradients(u)) FSDP_TRY(compare_written(u, u->summoned_grad, "the gradient of parameter"));
-    FSDP_TRY(fsdpi_unit_done(u));
-    FSDP_TRY(fsdpi_unit_open(u));
     FSDP_TRY(write_params(u));
     FSDP_TRY(write_grads(u));
     FSDP_TRY(fsdpi_unit_publish(u));
@@ -236,6 +236,7 @@ static fsdp_status leave(fsdp_unit *u)
     bool written = st == FSDP_OK && u->summons == 1 && !u->writeback && hash != u->summon_hash;
     if (--u->summons == 0) fsdpi_summon_drop(u);
     fsdp_status released = held ? fsdpi_unit_release(u, false) : FSDP_OK;
+    if (u->summons == 0) fsdpi_unit_settle(u); /* it was cancelled after a try to end it */
     fsdpi_unit_check(u);
     if (st == FSDP_OK) st = released;
     FSDP_FAIL_IF(written, FSDP_ERR_INVALID, "fsdp_unit_summon_end: unit \"%s\" was written to, but it was summoned read-only: summon it with writeback", u->name);

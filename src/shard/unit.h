@@ -56,6 +56,7 @@ struct fsdp_unit {
     bool owns_master, owns_published;
     void *published;      /* param_dtype below fp32: this rank's slice of it */
     uint32_t version;
+    bool said_done;       /* with this version */
     fsdp_dtype param_dtype, reduce_dtype;
     bool exact_eval, raw; /* raw: compute reads param_dtype */
     fsdpi_flat *exact;    /* param_dtype below fp32: the masters, among shards, for summons and exact evaluations */
@@ -179,6 +180,9 @@ fsdp_status fsdpi_unit_open(fsdp_unit *u);
  * replicas have written the same. */
 fsdp_status fsdpi_unit_unify(fsdp_unit *u);
 fsdp_status fsdpi_unit_publish(fsdp_unit *u);
+/* Where nothing was written after all, by any rank: who has said that it is done must get a new version, or the owners of the
+ * next one would take that for an answer, and not wait for those who read in between. So the old values are published again. */
+void fsdpi_unit_settle(fsdp_unit *u);
 /* In fsdp_comm_reset: what this rank keeps becomes version 0; then, when all ranks have done so, replicas are made the same. */
 fsdp_status fsdpi_unit_start_over(fsdp_unit *u);
 fsdp_status fsdpi_unit_catch_up(fsdp_unit *u);

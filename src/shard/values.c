@@ -93,8 +93,6 @@ static fsdp_status compare_replicas(fsdp_unit *u, const float *kept, fsdpi_diffe
     return fsdpi_compare(&v, FSDPI_OP_COMPARE, d);
 }
 
-/* Only now, when nothing can fail on one rank alone: who has said that it is done must get a new version, or a later owner
- * would not wait for its readers. */
 static fsdp_status take_values(fsdp_unit *u, const float *from)
 {
     if (fsdpi_unit_has_replicas(u)) {
@@ -102,8 +100,6 @@ static fsdp_status take_values(fsdp_unit *u, const float *from)
         FSDP_TRY(compare_replicas(u, from, &d));
         fsdpi_difference_log(u, &d);
     }
-    FSDP_TRY(fsdpi_unit_done(u));
-    FSDP_TRY(fsdpi_unit_open(u));
     for (int i = 0; i < u->slice_count; i++) {
         int64_t at = u->segments[i].at - u->keep_lo;
         FSDP_TRY(fsdp_stream_copy(u->store->compute, u->master + at, from + at, (size_t)u->segments[i].numel * sizeof(float)));
@@ -116,12 +112,15 @@ fsdp_status fsdpi_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg, const bo
 {
     FSDP_FAIL_IF(fill == NULL, FSDP_ERR_INVALID, "fsdp_unit_fill: unit \"%s\": no function", u->name);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_FILL, NULL));
+    FSDP_TRY(fsdpi_unit_done(u));
+    FSDP_TRY(fsdpi_unit_open(u));
     void *p = NULL;
     fsdp_status st = fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &p);
     if (st == FSDP_OK) st = make_values(u, p, fill, arg);
     st = fsdpi_comm_agree_in(u->rt->comm, FSDPI_OP_FILL, u->name, st);
     if (st == FSDP_OK) st = take_values(u, p);
     fsdpi_arena_free(u->store->arena, p);
+    if (st != FSDP_OK) fsdpi_unit_settle(u);
     if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     fsdpi_unit_mark_set(u, which);
     fsdpi_unit_check(u);
@@ -160,11 +159,10 @@ static fsdp_status take_from(fsdpi_spread *s, int rank, fsdp_status mine)
     fsdpi_error e;
     if (st != FSDP_OK) fsdpi_error_save(&e);
     FSDP_TRY(fsdpi_spread_post(s, st == FSDP_OK));
-    if (st == FSDP_OK) FSDP_TRY(fsdpi_unit_done(u));
-    if (st == FSDP_OK) FSDP_TRY(fsdpi_unit_open(u));
     if (st == FSDP_OK) FSDP_TRY(fsdpi_spread_read(s, rank, u->keep_lo, u->keep_hi, u->master));
     FSDP_TRY(fsdpi_spread_close(s));
     if (st == FSDP_OK) return fsdpi_unit_publish(u);
+    fsdpi_unit_settle(u);
     fsdpi_error_restore(&e);
     return st;
 }
@@ -180,6 +178,8 @@ fsdp_status fsdp_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void 
 {
     fsdpi_spread s;
     FSDP_TRY(check_rank(u, rank, "fsdp_unit_fill_from"));
+    FSDP_TRY(fsdpi_unit_done(u));
+    FSDP_TRY(fsdpi_unit_open(u));
     FSDP_TRY(fsdpi_spread_open(&s, u));
     FSDP_TRY(take_from(&s, rank, u->rt->comm->rank == rank ? make_all(u, s.buffer, fill, arg) : FSDP_OK));
     fsdpi_unit_mark_set(u, NULL);
@@ -206,6 +206,8 @@ fsdp_status fsdp_unit_broadcast_from(fsdp_unit *u, int rank)
     fsdpi_spread s;
     FSDP_TRY(check_rank(u, rank, "fsdp_unit_broadcast_from"));
     if (!fsdpi_unit_has_replicas(u)) return FSDP_OK;
+    FSDP_TRY(fsdpi_unit_done(u));
+    FSDP_TRY(fsdpi_unit_open(u));
     FSDP_TRY(fsdpi_spread_open(&s, u));
     /* Its replica's: from each of those that keep a slice, the one that is in the same replica as that rank. */
     int from = fsdpi_group_rank(&u->replicas, u->rt->comm->rank, fsdpi_group_member(&u->replicas, rank));

@@ -28,7 +28,7 @@ static const deviation deviations[] = {
     { "evaluates alone", NULL, { "beginning of a pass of \"training\"", "beginning of a pass of \"evaluation\"" } },
     { "steps too early", NULL, { "beginning of a pass of \"training\"", "beginning of a step of \"root and 5 more\"" } },
     { "summons alone", NULL, { "beginning of a pass", "summon of \"big\"" } },
-    { "initialises alone", NULL, { "beginning of a pass", "setting of values of \"tiny\"" } },
+    { "initialises alone", NULL, { "beginning of a pass", "publication of parameters of \"tiny\"" } },
     { "drops gradients alone", NULL, { "beginning of a pass", "drop of gradients of \"a\"" } },
     { "asks for a reset alone", NULL, { "reset", "" } },
     { "takes part in nothing for a while, and then differs", "SLEEP", { "forward gather of \"b\"", "forward gather of \"a\"" } },
