@@ -384,6 +384,8 @@ static fsdp_status differ(fsdp_comm *comm, void *arg)
     const corner *c = arg;
     mini m;
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .device = c->device }));
+    FSDP_TRY(fsdpi_runtime_sync(m.unit[0]->rt)); /* its values are there, whatever comes */
+    FSDP_TRY(fsdp_comm_barrier(comm));
     fsdp_status st = fsdp_comm_rank(comm) == 1 ? fsdp_unit_unshard(m.unit[MINI_A]) : FSDP_OK; /* a rank that comes late is told here */
     if (st == FSDP_OK) st = fsdp_comm_barrier(comm);
     rank_check(st == FSDP_ERR_COMM && strstr(fsdp_last_error_message(), "unshard") != NULL && strstr(fsdp_last_error_message(), "\"a\"") != NULL);
