@@ -478,7 +478,7 @@ static void test_tied_in_one_unit(void **state)
     assert_memory_equal(*one, *more, sizeof(*one));
 }
 
-/* Across two units: not in this version, and said where it is tried: a module has one parent. */
+/* Across two units a parameter is shared, not a module, which has one parent (share_test.c has every way of wrapping). */
 static void test_tied_in_two_units(void **state)
 {
     (void)state;
@@ -486,7 +486,11 @@ static void test_tied_in_two_units(void **state)
     assert_ok(fsdp_embedding(&table, 13, 6));
     assert_ok(fsdp_sequential(&bottom, &table, 1));
     assert_fails(fsdp_sequential(&top, &table, 1), FSDP_ERR_INVALID, "(embedding) is in another module already");
+    assert_ok(fsdp_linear(&top, 6, 13, NULL));
+    assert_ok(fsdp_module_share_param(top, 0, table, 0));
+    assert_ptr_equal(fsdp_module_param(top, 0), fsdp_module_param(table, 0));
     fsdp_module_destroy(bottom);
+    fsdp_module_destroy(top);
 }
 
 /* ---- an error of one rank ---- */
