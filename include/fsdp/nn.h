@@ -112,6 +112,9 @@ typedef struct fsdp_wrap_opts {
     /* Bytes. Parameters that are smaller (norms, biases) go into a second unit, "NAME.small", which stays whole until they change
      * (mode optimizer): fewer gathers for little memory. 0: none. In modes optimizer and none all is whole anyway. */
     int64_t keep_whole_below;
+    /* The values that rank 0's module has count on all ranks; the others' need have none. false: each rank's slice of its own
+     * counts, and if they differ that is logged, as by a summon (fsdp_unit_summon_opts). */
+    bool from_rank0;
 } fsdp_wrap_opts;
 
 /* Collective. *out: the module to use from now on (m itself, or one around it where m has a unit already). On failure
@@ -148,11 +151,28 @@ FSDP_API fsdp_status fsdp_module_set_frozen(fsdp_module *m, const char *pattern,
 typedef struct fsdp_summon_opts {
     bool recurse;   /* also the units inside; else the unit of this module alone */
     bool writeback; /* what each rank writes to its own slices is kept */
+    bool same, rank0_only, host, grads; /* as fsdp_unit_summon_opts */
 } fsdp_summon_opts;
 
-/* Collective. Until the end the parameters are whole, for fsdp_module_init() and fsdp_module_values(). */
+/* Collective. Until the end the parameters are whole, for fsdp_module_summoned() and fsdp_module_init(). Summons nest, of one
+ * module or of several; the rules are those of fsdp_unit_summon_begin(). Parameters that are in no unit yet are what they
+ * are: they need no summon. */
 FSDP_API fsdp_status fsdp_summon_begin(fsdp_module *m, const fsdp_summon_opts *opts) FSDP_NODISCARD;
+/* Of the summon of m that began last. Where units fail (fsdp_summon_opts.same), those that do stay summoned: end, or cancel, again. */
 FSDP_API fsdp_status fsdp_summon_end(fsdp_module *m) FSDP_NODISCARD;
+/* The same, but what was written to units is dropped. */
+FSDP_API fsdp_status fsdp_summon_cancel(fsdp_module *m) FSDP_NODISCARD;
+
+/* A parameter while summoned, or in no unit. In host memory where fsdp_summon_opts.host asked for it or it is in no unit, else on
+ * the unit's compute device. All NULL on ranks for which the summon is not (rank0_only). */
+typedef struct fsdp_summoned_param {
+    const float *value;
+    float *write; /* the same, where it may be written; NULL: read-only */
+    float *grad;  /* its accumulated gradient; NULL: not asked for, or none */
+} fsdp_summoned_param;
+
+/* Not collective. Of parameter i of fsdp_module_params(). FSDP_ERR_STATE where its unit is not summoned. */
+FSDP_API fsdp_status fsdp_module_summoned(fsdp_module *m, int i, fsdp_summoned_param *out) FSDP_NODISCARD;
 
 typedef enum fsdp_init_kind {
     FSDP_INIT_KAIMING, /* PyTorch's defaults: linear U(-1/sqrt(in), 1/sqrt(in)), embedding N(0, 1), norms 1 and 0 */
@@ -160,12 +180,33 @@ typedef enum fsdp_init_kind {
 } fsdp_init_kind;
 
 /* Not collective. Draws all parameters below m from a stream, in order. They must be unwrapped, or summoned with
- * writeback. Ranks whose streams differ each keep their slices of what they drew. */
+ * writeback. Ranks whose streams differ each keep their slices of what they drew; the end of the summon, or the wrap, logs that.
+ * A rank for which the summon is not (rank0_only) draws nothing. */
 FSDP_API fsdp_status fsdp_module_init(fsdp_module *m, fsdp_init_kind kind, fsdp_rng *rng) FSDP_NODISCARD;
 
 /* Collective where there are units. The same, each value a function of (seed, full name from m on, element) alone: the
- * same bits on any number of ranks, in any wrapping, and no unit is ever whole for it. */
+ * same bits on any number of ranks, in any wrapping, and no unit is ever whole for it. Parameters of a unit that are not below m stay
+ * as they are. Seeds that differ from rank to rank are
+ * allowed: each slice has its owner's; that is logged once. */
 FSDP_API fsdp_status fsdp_module_init_keyed(fsdp_module *m, fsdp_init_kind kind, uint64_t seed) FSDP_NODISCARD;
+
+/* For fsdp_module_apply(): value[0 .. numel) is parameter `name` (its full name) of a module, whole, row-major, in host memory,
+ * as it is now; what is left there is its new value. */
+typedef fsdp_status (*fsdp_apply_fn)(const char *name, const fsdp_param *param, float *value, void *arg);
+
+/* Collective where there are units. Calls fn on every rank for all parameters below m, in the order of fsdp_module_params(),
+ * wrapped or not: with a stream of its own, the same on every rank, it gives what the unwrapped module gets. At most one unit is
+ * whole at a time; new values are kept beside the old ones, a slice of each unit, until all are there. Where fn fails on a
+ * rank, nothing is changed on any, and all return its error. Ranks that leave different values each keep their slices of them:
+ * that is logged, as by a summon. Not while units are summoned, or in a pass or step. */
+FSDP_API fsdp_status fsdp_module_apply(fsdp_module *m, fsdp_apply_fn fn, void *arg) FSDP_NODISCARD;
+
+/* Not collective. FSDP_ERR_STATE where parameters below m never had values (they are 0), with the first ones' names and how many
+ * they are. A module is built without values and takes no memory for them until it is initialised, wrapped or not. */
+FSDP_API fsdp_status fsdp_module_check_set(fsdp_module *m) FSDP_NODISCARD;
+
+/* fsdp_unit_check_replicas() of all units of m; collective. */
+FSDP_API fsdp_status fsdp_module_check_replicas(fsdp_module *m) FSDP_NODISCARD;
 
 /* Reads parameter i of fsdp_module_params() into host memory. Collective if it is in a unit. */
 FSDP_API fsdp_status fsdp_module_read_param(fsdp_module *m, int i, float *out) FSDP_NODISCARD;

@@ -81,8 +81,9 @@ static fsdp_status register_all(trainer *t)
 static fsdp_status initial_values(trainer *t)
 {
     if (t->run->checkpoint[0] != '\0') return fsdp_checkpoint_load(t->checkpoint, t->run->checkpoint);
+    uint64_t seed = (uint64_t)t->s->seed + (t->s->init_seed == 1 ? (uint64_t)t->rank : 0);
     if (t->s->init != NULL) FSDP_TRY(fsdp_model_load(t->model, t->s->init));
-    else FSDP_TRY(fsdp_module_init_keyed(fsdp_model_module(t->model), FSDP_INIT_NORMAL, (uint64_t)t->s->seed));
+    else FSDP_TRY(fsdp_module_init_keyed(fsdp_model_module(t->model), FSDP_INIT_NORMAL, seed));
     return t->ema != NULL ? fsdp_ema_update(t->ema, 0) : FSDP_OK; /* it begins as the parameters do */
 }
 
@@ -496,6 +497,7 @@ int cmd_train(int argc, char **argv)
     if (!cli_parse("train", "--model NAME --data FILE ... --out DIR [OPTIONS]\n       fsdp train --out DIR --resume latest [OPTIONS]", train_options, train_option_count, &run.s,
                    argc, argv, &code))
         return code;
+    if (run.s.quiet) fsdp_log_set(FSDP_LOG_WARN, NULL, NULL);
     code = train_prepare(&run);
     if (code == 0) code = run_folder_open(&run);
     if (code == 0) {

@@ -53,6 +53,7 @@ const cli_option train_options[] = {
     { .name = "init", .kind = CLI_TEXT, .offset = AT(init), .value = "DIR|FILE", .help = "begin with the weights of a model in Hugging Face's format" },
     { .name = "accumulate", .kind = CLI_CHOICE, .offset = AT(accumulate), .value = "sharded|whole", .fallback = "sharded", .help = "gradients of a step's micro-batches: reduced each, or whole on each rank until its last (fewer reductions, more memory, other bits on other numbers of ranks)" },
     { .name = "freeze", .kind = CLI_LIST, .offset = AT(freeze), .value = "PATTERN", .help = "parameters that stay as they are, by name, as 'h.0.*' ('none', on --resume: train all again)" },
+    { .name = "init-seed", .kind = CLI_CHOICE, .offset = AT(init_seed), .value = "keyed|per-rank", .fallback = "keyed", .help = "initial values by (seed, name, element), the same on any number of ranks; or rank r's slices with seed + r" },
     { .name = "activation-checkpointing", .kind = CLI_FLAG, .offset = AT(activation_checkpointing), .help = "keep of each block its input alone, and compute the rest again in the backward: less memory, a forward more", .of_the_call = true },
     { .name = "mode", .kind = CLI_CHOICE, .offset = AT(mode), .value = "full|grad-op|optimizer|none", .fallback = "full", .help = "what is sharded: all (ZeRO-3), gradients and optimizer (2), optimizer (1), nothing", .of_the_call = true },
     { .name = "mesh", .kind = CLI_TEXT, .offset = AT(mesh), .value = "RxS", .help = "hybrid: R replicas of what --mode shards, each on S ranks [1 x ranks]", .of_the_call = true },
@@ -191,6 +192,8 @@ static int refuse_nonsense(const train_run *run)
     if (!resumes && s->model == NULL) return cli_usage("train: --model is required (fsdp train --help)");
     if (!resumes && s->data.count == 0) return cli_usage("train: --data is required (fsdp train --help)");
     if (resumes && is_set(run, "init")) return cli_usage("train: --init and --resume both say where the weights come from: give one");
+    if (resumes && is_set(run, "init-seed")) return cli_usage("train: --init-seed says how weights begin, but --resume goes on with weights that there are: leave it out");
+    if (s->init != NULL && is_set(run, "init-seed")) return cli_usage("train: --init-seed and --init both say how weights begin: give one");
     if (s->val.count > 0 && is_set(run, "val-fraction")) return cli_usage("train: --val-fraction cuts the evaluation data from --data, but --val gives it: leave one out");
     if (s->stop_after > s->steps) return cli_usage("train: --stop-after %lld is more than --steps %lld", (long long)s->stop_after, (long long)s->steps);
     if (s->schedule == FSDP_SCHEDULE_CONSTANT && is_set(run, "min-lr")) return cli_usage("train: --min-lr has no effect with --schedule constant: leave it out");

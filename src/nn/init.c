@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "shard/unit.h"
 
 #include <stdio.h>
@@ -59,8 +60,9 @@ static fsdp_status init_param(fsdpi_parameter *p, const char *name, void *arg)
         draw(recipe_of(p, s->kind), s->rng, n, to);
         return FSDP_OK;
     }
+    if (p->unit->summon_absent) return FSDP_OK;
     to = fsdp_unit_summoned(p->unit, p->index);
-    FSDP_FAIL_IF(to == NULL, FSDP_ERR_STATE, "fsdp_module_init: parameter \"%s\" is in unit \"%s\", which is not summoned with writeback: fsdp_summon_begin() it, "
+    FSDP_FAIL_IF(to == NULL || !p->unit->writeback, FSDP_ERR_STATE, "fsdp_module_init: parameter \"%s\" is in unit \"%s\", which is not summoned with writeback: fsdp_summon_begin() it, "
                  "or use fsdp_module_init_keyed()", name, fsdp_unit_name(p->unit));
     FSDPI_NEW(host, n);
     draw(recipe_of(p, s->kind), s->rng, n, host);
@@ -106,10 +108,8 @@ static void draw_keyed(recipe r, uint64_t seed, const char *name, int64_t first,
 
 static fsdp_status fill_keyed(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
 {
+    (void)name;
     keyed_init *k = arg;
-    FSDP_FAIL_IF(k->by_index[param] == NULL, FSDP_ERR_INVALID,
-                 "fsdp_module_init_keyed: unit \"%s\" also holds parameter \"%s\", which is outside of the module: initialise a module around both",
-                 fsdp_unit_name(k->unit), name);
     draw_keyed(recipe_of(k->by_index[param], k->kind), k->seed, k->names[param], first, numel, out);
     return FSDP_OK;
 }
@@ -131,68 +131,75 @@ static fsdp_status note_param(fsdpi_parameter *p, const char *name, void *arg)
     return FSDP_OK;
 }
 
-/* A parameter that lies in a unit around m: nobody below m would fill it. */
-typedef struct outside {
-    fsdp_unit_list inside;
-} outside;
-
-static fsdp_status check_inside(fsdpi_parameter *p, const char *name, void *arg)
-{
-    const fsdp_unit_list *l = &((outside *)arg)->inside;
-    if (p->unit == NULL) return FSDP_OK;
-    for (int i = 0; i < l->count; i++)
-        if (l->units[i] == p->unit) return FSDP_OK;
-    FSDP_FAIL(FSDP_ERR_INVALID, "fsdp_module_init_keyed: parameter \"%s\" is in unit \"%s\", which is not within the module: initialise a module that has both",
-              name, fsdp_unit_name(p->unit));
-}
-
 static fsdp_status init_unit(fsdp_module *m, keyed_init *k)
 {
     int n = fsdp_unit_param_count(k->unit);
     k->by_index = fsdpi_calloc((size_t)n, sizeof(*k->by_index));
     k->names = fsdpi_calloc((size_t)n, sizeof(*k->names));
-    fsdp_status st = k->by_index != NULL && k->names != NULL
+    bool *which = fsdpi_calloc((size_t)n, sizeof(*which)); /* a unit may have parameters that are not of m: they stay */
+    fsdp_status st = k->by_index != NULL && k->names != NULL && which != NULL
                          ? fsdpi_module_each_param(m, note_param, k)
                          : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to initialise %d parameters", n);
-    if (st == FSDP_OK) st = fsdp_unit_fill(k->unit, fill_keyed, k);
+    for (int i = 0; st == FSDP_OK && i < n; i++) which[i] = k->by_index[i] != NULL;
+    if (st == FSDP_OK) st = fsdpi_unit_fill(k->unit, fill_keyed, k, which);
     for (int i = 0; k->names != NULL && i < n; i++) fsdpi_free(k->names[i]);
     fsdpi_free(k->names);
     fsdpi_free(k->by_index);
+    fsdpi_free(which);
     return st;
+}
+
+/* Where ranks have seeds of their own they are told so, once. */
+static fsdp_status compare_seeds(fsdp_comm *comm, fsdpi_runtime *rt, uint64_t seed)
+{
+    FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_COMPARE, NULL, &seed, sizeof(seed)));
+    uint64_t first = *(const uint64_t *)fsdpi_comm_told(comm, 0);
+    for (int r = 1; r < comm->size; r++) {
+        uint64_t other = *(const uint64_t *)fsdpi_comm_told(comm, r);
+        if (other == first || rt->said_differ) continue;
+        rt->said_differ = true;
+        if (comm->rank == 0)
+            fsdpi_log(FSDP_LOG_INFO, "initial values: the seed is %llu on rank %d and %llu on rank %d: each rank's slice has its own, so they depend on the number of ranks (said once)",
+                      (unsigned long long)first, comm->world_ranks[0], (unsigned long long)other, comm->world_ranks[r]);
+    }
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_module_init_keyed(fsdp_module *m, fsdp_init_kind kind, uint64_t seed)
 {
     FSDP_TRY(check_kind(kind));
-    fsdp_unit_list units;
-    FSDP_TRY(fsdpi_module_units(m, &units));
-    FSDP_TRY(fsdpi_module_each_param(m, check_inside, &(outside){ units }));
-    FSDP_TRY(fsdpi_module_each_param(m, note_param, &(keyed_init){ .kind = kind, .seed = seed })); /* those in no unit */
-    for (int i = 0; i < units.count; i++) FSDP_TRY(init_unit(m, &(keyed_init){ .kind = kind, .seed = seed, .unit = units.units[i] }));
-    return FSDP_OK;
+    fsdpi_owners o = { 0 };
+    fsdp_status st = fsdpi_module_owners(m, true, &o);
+    for (int i = 0; i < o.count && st == FSDP_OK; i++) st = fsdpi_life_allows(o.unit[i], FSDPI_EV_FILL, NULL); /* all, or none */
+    if (st == FSDP_OK && o.count > 0) st = compare_seeds(o.unit[0]->rt->comm, o.unit[0]->rt, seed);
+    if (st == FSDP_OK) st = fsdpi_module_each_param(m, note_param, &(keyed_init){ .kind = kind, .seed = seed }); /* those in no unit */
+    for (int i = 0; i < o.count && st == FSDP_OK; i++) st = init_unit(m, &(keyed_init){ .kind = kind, .seed = seed, .unit = o.unit[i] });
+    fsdpi_free(o.unit);
+    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }
 
-/* By walking: a list that the program goes through must not be replaced under it. */
-typedef struct search {
-    int wanted, at;
-    const fsdpi_parameter *found;
-    char name[512];
-} search;
+/* ---- one parameter ---- */
 
 static fsdp_status find_param(fsdpi_parameter *p, const char *name, void *arg)
 {
-    search *s = arg;
+    fsdpi_search *s = arg;
     if (s->at++ != s->wanted) return FSDP_OK;
     s->found = p;
     snprintf(s->name, sizeof(s->name), "%s", name);
     return FSDP_OK;
 }
 
+fsdp_status fsdpi_module_find_param(fsdp_module *m, fsdpi_search *s, const char *call)
+{
+    FSDP_TRY(fsdpi_module_each_param(m, find_param, s));
+    FSDP_FAIL_IF(s->found == NULL, FSDP_ERR_INVALID, "%s: there are %d parameters, not one with number %d", call, s->at, s->wanted);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_module_read_param(fsdp_module *m, int i, float *out)
 {
-    search s = { .wanted = i };
-    FSDP_TRY(fsdpi_module_each_param(m, find_param, &s));
-    FSDP_FAIL_IF(s.found == NULL, FSDP_ERR_INVALID, "fsdp_module_read_param: there are %d parameters, not one with number %d", s.at, i);
+    fsdpi_search s = { .wanted = i };
+    FSDP_TRY(fsdpi_module_find_param(m, &s, "fsdp_module_read_param"));
     FSDP_FAIL_IF(s.found->unit == NULL, FSDP_ERR_STATE, "fsdp_module_read_param: parameter \"%s\" is in no unit", s.name);
     return fsdp_unit_read_param(s.found->unit, s.found->index, out);
 }

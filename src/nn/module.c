@@ -199,7 +199,7 @@ void fsdp_module_destroy(fsdp_module *m)
     fsdpi_free(m->param_list);
     fsdpi_free(m->param_names);
     fsdpi_free(m->param_aliases);
-    fsdpi_free(m->summoned);
+    fsdpi_summon_free_all(m);
     fsdpi_free(m->name);
     fsdpi_free(m);
 }

@@ -73,9 +73,24 @@ struct fsdp_module {
     fsdp_module_param_info *param_list;
     char *param_names;
     const char **param_aliases;
-    fsdp_unit **summoned; /* units that fsdp_summon_begin() summoned, in order */
-    int summoned_count;
+    struct fsdpi_summon *summon; /* of this module, the last one first */
 };
+
+/* The units that hold parameters of m: its own, those inside, and those around it. recurse false: its own, where it has one, alone.
+ * The caller frees `unit`. */
+typedef struct fsdpi_owners {
+    fsdp_unit **unit;
+    int count;
+} fsdpi_owners;
+fsdp_status fsdpi_module_owners(fsdp_module *m, bool recurse, fsdpi_owners *out);
+
+/* A summon of a module that is open: units that are, in order. */
+typedef struct fsdpi_summon {
+    struct fsdpi_summon *outer;
+    fsdp_unit **unit;
+    int count;
+} fsdpi_summon;
+void fsdpi_summon_free_all(fsdp_module *m);
 
 /* fsdp_module_units(), with a status: no memory is not "no units". */
 fsdp_status fsdpi_module_units(fsdp_module *m, fsdp_unit_list *out);
@@ -98,6 +113,15 @@ fsdp_status fsdpi_holding_add(fsdpi_holding *h, fsdpi_parameter *const *param, i
 void fsdpi_holding_cut(fsdpi_holding *h, int count); /* what was added after these */
 /* Destroys the units that m owns; parameters that live on, in another tree, know that they are lost. */
 void fsdpi_module_drop_units(fsdp_module *m);
+
+/* Parameter `wanted` of m, counted as in fsdp_module_params(). By walking: a list that the program goes through must not be
+ * replaced under it. */
+typedef struct fsdpi_search {
+    int wanted, at;
+    fsdpi_parameter *found;
+    char name[512];
+} fsdpi_search;
+fsdp_status fsdpi_module_find_param(fsdp_module *m, fsdpi_search *s, const char *call);
 
 /* The parameter as a layer's own call sees it. */
 fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);

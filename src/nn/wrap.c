@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "shard/compare.h"
 #include "shard/unit.h"
 
 #include <stdio.h>
@@ -105,6 +106,38 @@ static fsdp_status fill_from_host(const char *name, int param, int64_t first, in
     return FSDP_OK;
 }
 
+/* Ranks that begin with different values are told, where only their owners' slices are looked at by the fill. */
+static fsdp_status compare_hosts(fsdp_unit *u, const collection *c, const float **host)
+{
+    fsdpi_difference d;
+    if (fsdpi_unit_has_replicas(u)) return FSDP_OK; /* the fill does it */
+    for (int i = 0; i < c->count; i++) host[i] = c->param[i]->host;
+    FSDP_TRY(fsdpi_compare(&(fsdpi_values){ .unit = u, .to = u->layout.total, .param = host }, FSDPI_OP_COMPARE, &d));
+    fsdpi_difference_log(u, &d);
+    return FSDP_OK;
+}
+
+static fsdp_status give_values(fsdp_unit *u, collection *c, const fsdp_wrap_opts *o)
+{
+    /* Ranks must agree whether there are values: a fill is collective. */
+    double any[2] = { fsdp_comm_rank(o->comm) == 0 ? c->with_values : 0, c->with_values };
+    FSDP_TRY(fsdp_comm_max(o->comm, any, 2));
+    if (any[1] == 0) return FSDP_OK;
+    FSDP_FAIL_IF(o->from_rank0 && any[0] == 0, FSDP_ERR_INVALID, "fsdp_wrap: unit \"%s\": from_rank0, but only other ranks' parameters have values: initialise rank 0's",
+                 fsdp_unit_name(u));
+    const float **host = fsdpi_calloc((size_t)c->count, sizeof(*host));
+    bool *with = fsdpi_calloc((size_t)c->count, sizeof(*with));
+    fsdp_status st = host != NULL && with != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to wrap %d parameters", c->count);
+    st = fsdp_comm_agree(o->comm, st);
+    for (int i = 0; st == FSDP_OK && i < c->count; i++) with[i] = c->param[i]->host != NULL;
+    if (st == FSDP_OK && o->from_rank0) st = fsdp_comm_broadcast(o->comm, with, (size_t)c->count * sizeof(*with), 0);
+    if (st == FSDP_OK && !o->from_rank0) st = compare_hosts(u, c, host);
+    if (st == FSDP_OK) st = o->from_rank0 ? fsdpi_unit_fill_from(u, 0, fill_from_host, c, with) : fsdpi_unit_fill(u, fill_from_host, c, with);
+    fsdpi_free(host);
+    fsdpi_free(with);
+    return st;
+}
+
 static fsdp_status make_unit(fsdp_unit **out, collection *c, fsdp_module *m, const fsdp_wrap_opts *o)
 {
     fsdp_unit_opts uo = { .name = o->name != NULL ? o->name : m->type,
@@ -119,10 +152,7 @@ static fsdp_status make_unit(fsdp_unit **out, collection *c, fsdp_module *m, con
                           .prefetch = o->prefetch };
     fsdp_unit *u;
     FSDP_TRY(fsdp_unit_create(&u, o->comm, c->info, c->count, &uo));
-    /* Ranks must agree whether there are values: a fill is collective. */
-    double any = c->with_values;
-    fsdp_status st = fsdp_comm_max(o->comm, &any, 1);
-    if (st == FSDP_OK && any > 0) st = fsdp_unit_fill(u, fill_from_host, c);
+    fsdp_status st = give_values(u, c, o);
     for (int i = 0; i < c->count && st == FSDP_OK; i++)
         if (c->param[i]->frozen) st = fsdp_unit_set_frozen(u, i, true);
     if (st != FSDP_OK) {

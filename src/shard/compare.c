@@ -23,8 +23,7 @@ static fsdp_status k_hash(const fsdp_kernel *k, const void *args)
     return FSDP_OK;
 }
 
-/* Of host memory; NULL is zeros, as a parameter has that never had values. */
-static uint64_t hash_host(const float *x, int64_t numel)
+uint64_t fsdpi_hash_host(const float *x, int64_t numel)
 {
     enum { PIECE = 1024 };
     static const float zeros[PIECE];
@@ -48,8 +47,12 @@ static fsdp_status hash_part(const fsdpi_values *v, int param, int64_t first, in
         FSDP_TRY(fsdp_stream_launch(fsdpi_between(u, false), k_hash, &(hash_args){ v->flat + (at + first - v->from), last - first, out }, sizeof(hash_args)));
         return fsdp_stream_sync(fsdpi_between(u, false));
     }
+    if (v->hash != NULL) {
+        *out = v->hash[param];
+        return FSDP_OK;
+    }
     const float *host = v->param[param];
-    *out = hash_host(host != NULL ? host + first : NULL, last - first);
+    *out = fsdpi_hash_host(host != NULL ? host + first : NULL, last - first);
     return FSDP_OK;
 }
 
@@ -124,6 +127,8 @@ static fsdp_status find_element(const fsdpi_values *v, fsdpi_difference *d)
 {
     fsdp_comm *comm = v->unit->rt->comm;
     int64_t first = 0, last = v->unit->layout.numel[d->param];
+    d->element = -1;
+    if (v->hash != NULL) return FSDP_OK;
     while (last - first > 1) {
         int64_t middle = first + (last - first) / 2;
         uint64_t hash;
@@ -167,9 +172,12 @@ fsdp_status fsdpi_compare(const fsdpi_values *v, fsdpi_op op, fsdpi_difference *
 
 const char *fsdpi_difference_text(const fsdp_unit *u, const fsdpi_difference *d, char *text, size_t bytes)
 {
-    int n = snprintf(text, bytes, "%s \"%.120s\": element %lld is %.9g on rank %d and %.9g on rank %d", d->what, u->layout.param[d->param].name,
-                     (long long)d->element, (double)d->value[0], u->rt->comm->world_ranks[d->rank[0]], (double)d->value[1],
-                     u->rt->comm->world_ranks[d->rank[1]]);
+    int a = u->rt->comm->world_ranks[d->rank[0]], b = u->rt->comm->world_ranks[d->rank[1]];
+    int n = snprintf(text, bytes, "%s \"%.120s\": ", d->what, u->layout.param[d->param].name);
+    if (d->element < 0) n += snprintf(text + n, bytes - (size_t)n, "it differs between ranks %d and %d", a, b);
+    else
+        n += snprintf(text + n, bytes - (size_t)n, "element %lld is %.9g on rank %d and %.9g on rank %d", (long long)d->element, (double)d->value[0], a, (double)d->value[1],
+                      b);
     if (d->params > 1) snprintf(text + n, bytes - (size_t)n, " (and %d more parameter%s differ%s)", d->params - 1, d->params > 2 ? "s" : "", d->params > 2 ? "" : "s");
     return text;
 }

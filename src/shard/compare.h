@@ -12,7 +12,8 @@ typedef struct fsdpi_values {
     fsdp_unit *unit;
     int64_t from, to;
     const float *flat;         /* of element `from`: an address of the device, or of the host; or NULL: */
-    const float *const *param; /* host memory of each whole parameter; NULL: all 0 */
+    const float *const *param; /* host memory of each whole parameter; NULL: all 0; or NULL: */
+    const uint64_t *hash;      /* of each whole parameter: what differs is then known by parameter alone */
     const char *what;          /* for messages; NULL: "parameter" */
 } fsdpi_values;
 
@@ -21,7 +22,7 @@ typedef struct fsdpi_difference {
     bool found;
     int params;      /* how many parameters differ between these two */
     int param;       /* the first of them */
-    int64_t element; /* and its first element that does */
+    int64_t element; /* and its first element that does; -1: not known */
     int rank[2];
     float value[2];
     const char *what;
@@ -34,6 +35,8 @@ const char *fsdpi_difference_text(const fsdp_unit *u, const fsdpi_difference *d,
 /* Logs it: where the unit has replicas a warning, once a unit; else that each slice keeps its own, once a communicator. */
 void fsdpi_difference_log(fsdp_unit *u, const fsdpi_difference *d);
 
+/* Of host memory; NULL is zeros, as a parameter has that never had values. */
+uint64_t fsdpi_hash_host(const float *x, int64_t numel);
 /* Of elements [from, to), parameters alone. Waits for the compute stream. */
 fsdp_status fsdpi_values_hash(const fsdpi_values *v, uint64_t *out);
 

@@ -239,8 +239,13 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u);
 fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out);
 
 /* ---- values.c ---- */
-/* As fsdp_unit_fill(); which (NULL: all): the parameters that have values by it. */
+/* As fsdp_unit_fill(), of some parameters (NULL: all): the others keep what they have. */
 fsdp_status fsdpi_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg, const bool *which);
+/* which (NULL: all): the parameters that have values by it. */
+fsdp_status fsdpi_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void *arg, const bool *which);
+/* Makes what was made beside the old values (device, what this rank keeps) the unit's, when all ranks have theirs; after
+ * fsdpi_unit_done() and open(). */
+fsdp_status fsdpi_unit_take(fsdp_unit *u, const float *from);
 void fsdpi_unit_mark_set(fsdp_unit *u, const bool *which);
 /* Logs once which parameters a training pass uses that never had values. */
 void fsdpi_unit_warn_unset(fsdp_unit *u);

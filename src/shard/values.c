@@ -77,11 +77,13 @@ static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to,
 }
 
 /* New values are made beside the old ones: where a rank has none for its part, all keep the old ones. */
-static fsdp_status make_values(fsdp_unit *u, float *to, fsdp_fill_fn fill, void *arg)
+static fsdp_status make_values(fsdp_unit *u, float *to, fsdp_fill_fn fill, void *arg, const bool *which)
 {
     for (int i = 0; i < u->slice_count; i++) {
-        fsdp_status st = fill_segment(u, &u->segments[i], to + (u->segments[i].at - u->keep_lo), fill, arg);
-        if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+        const fsdpi_segment *g = &u->segments[i];
+        int64_t at = g->at - u->keep_lo;
+        if (which == NULL || which[g->param]) FSDP_TRY(fill_segment(u, g, to + at, fill, arg));
+        else FSDP_TRY(fsdp_stream_copy(u->store->compute, to + at, u->master + at, (size_t)g->numel * sizeof(float)));
     }
     return FSDP_OK;
 }
@@ -93,7 +95,7 @@ static fsdp_status compare_replicas(fsdp_unit *u, const float *kept, fsdpi_diffe
     return fsdpi_compare(&v, FSDPI_OP_COMPARE, d);
 }
 
-static fsdp_status take_values(fsdp_unit *u, const float *from)
+fsdp_status fsdpi_unit_take(fsdp_unit *u, const float *from)
 {
     if (fsdpi_unit_has_replicas(u)) {
         fsdpi_difference d;
@@ -116,9 +118,9 @@ fsdp_status fsdpi_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg, const bo
     FSDP_TRY(fsdpi_unit_open(u));
     void *p = NULL;
     fsdp_status st = fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &p);
-    if (st == FSDP_OK) st = make_values(u, p, fill, arg);
+    if (st == FSDP_OK) st = make_values(u, p, fill, arg, which);
     st = fsdpi_comm_agree_in(u->rt->comm, FSDPI_OP_FILL, u->name, st);
-    if (st == FSDP_OK) st = take_values(u, p);
+    if (st == FSDP_OK) st = fsdpi_unit_take(u, p);
     fsdpi_arena_free(u->store->arena, p);
     if (st != FSDP_OK) fsdpi_unit_settle(u);
     if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
@@ -174,7 +176,7 @@ static fsdp_status check_rank(const fsdp_unit *u, int rank, const char *call)
     return fsdpi_comm_tag(u->rt->comm, FSDPI_OP_FILL_FROM, u->name, (uint64_t)rank);
 }
 
-fsdp_status fsdp_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void *arg)
+fsdp_status fsdpi_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void *arg, const bool *which)
 {
     fsdpi_spread s;
     FSDP_TRY(check_rank(u, rank, "fsdp_unit_fill_from"));
@@ -182,9 +184,14 @@ fsdp_status fsdp_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void 
     FSDP_TRY(fsdpi_unit_open(u));
     FSDP_TRY(fsdpi_spread_open(&s, u));
     FSDP_TRY(take_from(&s, rank, u->rt->comm->rank == rank ? make_all(u, s.buffer, fill, arg) : FSDP_OK));
-    fsdpi_unit_mark_set(u, NULL);
+    fsdpi_unit_mark_set(u, which);
     fsdpi_unit_check(u);
     return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void *arg)
+{
+    return fsdpi_unit_fill_from(u, rank, fill, arg, NULL);
 }
 
 /* ---- replicas ---- */
