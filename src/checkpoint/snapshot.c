@@ -110,7 +110,9 @@ static fsdp_status copy_all(const fsdpi_snapshot *s, char *to)
 static void *map_pages(size_t bytes)
 {
     void *p = fsdpi_alloc_should_fail() ? MAP_FAILED : mmap(NULL, bytes > 0 ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return p != MAP_FAILED ? p : NULL;
+    if (p == MAP_FAILED) return NULL;
+    (void)!madvise(p, bytes > 0 ? bytes : 1, MADV_HUGEPAGE); /* a hint: the copy is made while training waits */
+    return p;
 }
 
 static void unmap_pages(void *p, size_t bytes)
