@@ -120,8 +120,8 @@ fsdp_status fsdpi_unit_catch_up(fsdp_unit *u)
     if (u->replica_flat == NULL) return FSDP_OK;
     if (u->flat == NULL) return collect(u);
     const fsdpi_transport_ops *t = u->rt->comm->transport;
-    FSDP_TRY(t->flat_done(u->flat, 0, u->store->comm));
-    if (exact_in_place(u)) FSDP_TRY(t->flat_done(u->exact, 0, u->store->comm));
+    FSDP_TRY(t->flat_done(u->flat, 0, u->ctx->comm)); /* on the stream that says so ever after: it must not be said late */
+    if (exact_in_place(u)) FSDP_TRY(t->flat_done(u->exact, 0, u->ctx->comm));
     FSDP_TRY(t->flat_open(u->flat, 1, u->store->comm));
     if (exact_in_place(u)) FSDP_TRY(t->flat_open(u->exact, 1, u->store->comm));
     FSDP_TRY(collect(u));
