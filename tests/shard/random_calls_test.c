@@ -12,8 +12,12 @@
  * recomputes in any order, with sync and without, gradients written in part, once more or not finite, or of frozen
  * parameters not at all; cancelled passes; what is pending read; summons nested, read and
  * written, with other values on each rank; fills, also failing on one rank; steps of the optimizer and of one's own, on
- * any units, cancelled; dropped gradients; save and load; kernels that fail; allocations that fail, on one rank or all;
- * a rank that leaves the others; collective resets; calls that are not allowed; ranks that are late. */
+ * any units, cancelled; dropped gradients; meshes, slices on another device; save and load; kernels that fail; allocations that fail, on one rank or all;
+ * a rank that leaves the others; collective resets; calls that are not allowed; ranks that are late.
+ *
+ * Not in it: types below fp32, ranks that join a pass, resharding to neighbours, gathers by hand and caps, values from one rank,
+ * summons on one rank or with gradients, AdamW, averages, saves in the background, several communicators; ranks killed
+ * (tests/shard/fault_test.c). */
 #define _XOPEN_SOURCE 700 /* nftw */
 #include "support/model.h"
 #include "support/ranks.h"
@@ -143,23 +147,91 @@ static bool is_for_later(long n, call_kind k)
     return n / PHASE % 2 == 1 && ONE_OF(k, CALL_PASS_BEGIN, CALL_FORWARD_BEGIN, CALL_RECOMPUTE_BEGIN, CALL_PASS_CANCEL, CALL_KERNEL_FAILS, CALL_STRAY, CALL_RESET);
 }
 
-static call next_call(rng *g, const model *m, bool injects, long n)
+/* Chance alone seldom trains. A plan is what a program would do: a pass through some units, now and then a step; other calls
+ * come in between, and what is not possible any more is left out. */
+typedef struct plan {
+    int count, at, pass;
+    struct {
+        call_kind kind;
+        int unit;
+    } turn[64];
+} plan;
+
+static void note(plan *p, call_kind kind, int unit)
+{
+    p->turn[p->count].kind = kind;
+    p->turn[p->count++].unit = unit;
+}
+
+static void plan_backward(rng *g, plan *p, int unit)
+{
+    if (one_in(g, 4)) {
+        note(p, CALL_RECOMPUTE_BEGIN, unit);
+        note(p, CALL_RECOMPUTE_END, unit);
+    }
+    note(p, CALL_BACKWARD_BEGIN, unit);
+    if (one_in(g, 4)) note(p, CALL_GRAD, unit);
+    note(p, CALL_BACKWARD_END, unit);
+}
+
+static void make_plan(rng *g, plan *p)
+{
+    int order[MODEL_UNITS], n = 1 + below(g, MODEL_UNITS);
+    for (int i = 0; i < n; i++) order[i] = below(g, MODEL_UNITS); /* some twice */
+    bool nested = one_in(g, 2), in_turns = !nested && one_in(g, 2), saves = one_in(g, 12);
+    *p = (plan){ .pass = below(g, MODEL_PASSES) };
+    note(p, CALL_PASS_BEGIN, 0);
+    if (one_in(g, 2)) note(p, CALL_WEIGHT, 0);
+    if (one_in(g, 3)) note(p, CALL_SYNC, 0);
+    for (int i = 0; i < n; i++) {
+        note(p, CALL_FORWARD_BEGIN, order[i]);
+        if (!nested || i > 0) note(p, CALL_FORWARD_END, order[i]);
+        if (in_turns) plan_backward(g, p, order[i]);
+    }
+    if (nested) note(p, CALL_FORWARD_END, order[0]);
+    for (int i = n - 1; i >= 0 && !in_turns; i--) plan_backward(g, p, order[i]);
+    note(p, CALL_PASS_END, 0);
+    if (saves) note(p, CALL_SAVE, 0);
+    if (one_in(g, 3)) note(p, CALL_OPTIM_STEP, 0);
+    else if (one_in(g, 3)) {
+        note(p, CALL_STEP_BEGIN, 0);
+        note(p, CALL_STEP_NORM, 0);
+        if (one_in(g, 2)) note(p, CALL_STEP_WRITE, 0);
+        note(p, CALL_STEP_END, 0);
+    }
+    if (saves) note(p, CALL_LOAD, 0);
+}
+
+static bool next_of_plan(rng *g, const model *m, plan *p, call *c)
+{
+    if (p->at == p->count) return false;
+    *c = make_up(g, m, p->turn[p->at].kind);
+    c->unit = p->turn[p->at++].unit;
+    c->pass = p->pass;
+    if (c->kind == CALL_PASS_BEGIN) c->flag = true;
+    return makes_sense(m, c) && model_expects(m, c) == FSDP_OK;
+}
+
+static call next_call(rng *g, const model *m, plan *p, bool injects, long n)
 {
     for (;;) {
         bool within = model_open_passes(m) > 0, lost = false, probe = one_in(g, 12);
-        call c = make_up(g, m, choose(g, probe ? one_in(g, 2) : within));
-        for (int p = 0; p < MODEL_PASSES; p++) lost |= m->pass[p].open && m->pass[p].lost;
+        call c;
+        for (int k = 0; k < MODEL_PASSES; k++) lost |= m->pass[k].open && m->pass[k].lost;
+        if (p->at == p->count && !within && one_in(g, 8)) make_plan(g, p);
+        bool planned = !lost && !one_in(g, 5) && next_of_plan(g, m, p, &c);
+        if (!planned) c = make_up(g, m, choose(g, probe ? one_in(g, 2) : within));
         if (lost) { /* nothing else is said to work */
             c.kind = one_in(g, 4) ? CALL_PASS_END : CALL_PASS_CANCEL;
             if (!m->pass[c.pass].lost) continue;
         }
         /* What is always allowed would come too often, and leave nothing to look at. */
-        if (!lost && ONE_OF(c.kind, CALL_RESET, CALL_STRAY, CALL_KERNEL_FAILS, CALL_PASS_CANCEL, CALL_ZERO_GRAD, CALL_RENEW) && !one_in(g, 4)) continue;
-        if (!lost && is_for_later(n, c.kind)) continue;
+        if (!lost && !planned && ONE_OF(c.kind, CALL_RESET, CALL_STRAY, CALL_KERNEL_FAILS, CALL_PASS_CANCEL, CALL_ZERO_GRAD, CALL_RENEW) && !one_in(g, 4)) continue;
+        if (!lost && !planned && is_for_later(n, c.kind)) continue;
         if (!makes_sense(m, &c)) continue;
         fsdp_status want = model_expects(m, &c);
         if (want == FSDP_ERR_STATE && (!probe || ONE_OF(c.kind, CALL_WRITE, CALL_STEP_WRITE, CALL_RENEW, CALL_CREATE_DIFFERS, CALL_READ_ALL)) && c.kind != CALL_PEEK && !lost) continue;
-        if (injects && want == FSDP_OK && one_in(g, 60)) c.nomem = 1 + below(g, 12);
+        if (injects && want == FSDP_OK && one_in(g, planned ? 60 : 16)) c.nomem = 1 + below(g, 12);
         return c;
     }
 }
@@ -178,7 +250,7 @@ typedef struct run {
     const work *w;
     fsdp_comm *comm;
     int rank, size;
-    fsdp_device *device;
+    fsdp_device *device, *storage; /* storage: another one, or NULL */
     fsdp_unit *unit[MODEL_UNITS];
     fsdp_pass *pass[MODEL_PASSES];
     float *number; /* of each pass: host memory for kernels */
@@ -370,7 +442,7 @@ static fsdp_status write_masters(run *r, const call *c)
         int n;
         if (!(c->mask >> u & 1) || r->unit[u] == NULL) continue;
         fsdp_unit_slices(r->unit[u], &s, &n);
-        for (int i = 0; i < n; i++) FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(r->unit[u]), k_update, &(update_args){ s[i].master, s[i].grad, s[i].numel }, sizeof(update_args)));
+        for (int i = 0; i < n; i++) FSDP_TRY(fsdp_stream_launch(fsdp_unit_storage_stream(r->unit[u]), k_update, &(update_args){ s[i].master, s[i].grad, s[i].numel }, sizeof(update_args)));
     }
     return FSDP_OK;
 }
@@ -395,13 +467,21 @@ static fsdp_status make_optim(run *r, unsigned mask)
 
 static fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit **out)
 {
-    static _Thread_local model_unit plan;
+    static _Thread_local model_unit made;
     char name[16];
-    model_unit_make(&plan, unit, salt);
+    model_unit_make(&made, unit, salt, r->size);
     snprintf(name, sizeof(name), "u%d", unit);
-    fsdp_unit_opts o = { .name = name, .mode = plan.mode, .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
-    if (differs) o.mode = (o.mode + 1) % 4;
-    return fsdp_unit_create(out, r->comm, plan.param, plan.params, &o);
+    fsdp_unit_opts o = { .name = name, .mode = made.mode, .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
+    if (salt % 3 == 0) o.storage_device = r->storage;
+    if (made.mode != FSDP_MODE_NONE) o.shards = made.shards;
+    if (differs) {
+        o.mode = (o.mode + 1) % 4;
+        o.shards = 0; /* else it may be wrong by itself, and then that rank alone is told */
+    }
+    if (r->w->trace && r->rank == 0)
+        fprintf(stderr, "     u%d: mode %s, %d shards, %d parameters, %d elements%s\n", unit, fsdp_mode_name(o.mode), made.shards, made.params, made.total,
+                o.storage_device != NULL ? ", stored elsewhere" : "");
+    return fsdp_unit_create(out, r->comm, made.param, made.params, &o);
 }
 
 static fsdp_status renew(run *r, const call *c)
@@ -475,7 +555,7 @@ static fsdp_status reset(run *r)
     memset(r->pass, 0, sizeof(r->pass));
     FSDP_TRY(fsdp_comm_reset(r->comm));
     double gone[MODEL_UNITS], all[MODEL_UNITS];
-    bool may_go = r->now.kind == CALL_STRAY || r->now.nomem > 0 || strcmp(r->c->device, "guard") == 0;
+    bool may_go = r->now.kind == CALL_STRAY || r->now.nomem > 0 || strcmp(r->c->device, "guard") == 0 || r->storage != NULL;
     for (int u = 0; u < MODEL_UNITS; u++) {
         bool has = r->unit[u] != NULL && fsdpi_unsent_any(r->unit[u]), had = r->unit[u] != NULL && model_has_unsent(r->m, u);
         FSDP_FAIL_IF(has && !had, FSDP_ERR_INTERNAL, "rank %d: unit %d has gradients of passes without sync that do not count", r->rank, u);
@@ -581,7 +661,7 @@ static bool in_a_pass(call_kind k)
 static bool can_fail(const run *r, call_kind k)
 {
     if (in_a_pass(k)) return true;
-    bool queue = strcmp(r->c->device, "guard") == 0;
+    bool queue = strcmp(r->c->device, "guard") == 0 || r->storage != NULL;
     return ONE_OF(k, CALL_PASS_BEGIN) || (!queue && ONE_OF(k, CALL_SUMMON_READ, CALL_SUMMON_WRITE, CALL_FILL, CALL_READ, CALL_STEP_BEGIN) && r->size == 1) ||
            (!queue && ONE_OF(k, CALL_FILL, CALL_SUMMON_READ, CALL_SUMMON_WRITE));
 }
@@ -614,12 +694,32 @@ static fsdp_status make_without_memory(run *r, const call *c, bool *applies)
 
 /* ---- a run ---- */
 
+/* That it does what it is for: rank 0 counts. */
+typedef struct tally {
+    long passes, rounds, norms, loads, refused, shortages;
+} tally;
+
+static void count(run *r, const call *c, fsdp_status want)
+{
+    tally *t = r->c->shared;
+    if (t == NULL || r->rank != 0) return;
+    t->refused += want == FSDP_ERR_STATE;
+    if (want != FSDP_OK) return;
+    t->norms += ONE_OF(c->kind, CALL_OPTIM_STEP, CALL_STEP_NORM) && model_norm_of(r->m, c->kind == CALL_STEP_NORM ? c->mask : (1u << MODEL_UNITS) - 1).norm > 0;
+    t->loads += c->kind == CALL_LOAD;
+    for (int u = 0; c->kind == CALL_PASS_END && u < MODEL_UNITS; u++) {
+        t->passes += r->m->unit[u].owner == c->pass;
+        t->rounds += r->m->unit[u].owner == c->pass && r->m->pass[c->pass].use[u].rounds > 1;
+    }
+}
+
 static fsdp_status one_call(run *r)
 {
     const call *c = &r->now;
     fsdp_status want = model_expects(r->m, c), got;
     bool applies = true;
     if (c->kind == CALL_PEEK) want = FSDP_OK;
+    count(r, c, want);
     be_late(r);
     bool injects = c->nomem > 0 && can_fail(r, c->kind);
     /* Whoever is still in an earlier call would be told there. */
@@ -627,6 +727,7 @@ static fsdp_status one_call(run *r)
     if (injects) got = make_without_memory(r, c, &applies);
     else got = make(r, c);
     FSDP_FAIL_IF(got != want, FSDP_ERR_INTERNAL, "it returns %s, not %s: %s", fsdp_status_name(got), fsdp_status_name(want), got != FSDP_OK ? fsdp_last_error_message() : "");
+    if (!applies && r->rank == 0 && r->c->shared != NULL) ((tally *)r->c->shared)->shortages++;
     if (applies && (got == FSDP_OK || got == FSDP_ERR_NONFINITE)) model_apply(r->m, c);
     if (c->kind == CALL_LOAD || c->kind == CALL_FILL_FAILS) FSDP_TRY(model_open_passes(r->m) == 0 && model_in_step(r->m) == 0 ? read_all(r) : FSDP_OK);
     return FSDP_OK;
@@ -636,6 +737,7 @@ static fsdp_status begin(run *r)
 {
     rng g = { r->w->seed * 7 + 3 };
     FSDP_TRY(fsdp_device_open(&r->device, r->c->device));
+    if (one_in(&g, 3)) FSDP_TRY(fsdp_device_open(&r->storage, strcmp(r->c->device, "cpu") == 0 ? "guard" : "cpu"));
     for (int u = 0; u < MODEL_UNITS; u++) {
         uint32_t salt = draw(&g);
         FSDP_TRY(make_unit(r, u, salt, false, &r->unit[u]));
@@ -672,11 +774,12 @@ static fsdp_status end(run *r)
 static fsdp_status live(run *r)
 {
     rng g = { r->w->seed };
+    plan p = { 0 };
     bool injects = r->size == 1 || !r->c->threads; /* the count of allocations is the process's */
     FSDP_TRY(begin(r));
     for (long n = 0; n < r->w->calls; n++) {
         char text[160];
-        r->now = next_call(&g, r->m, injects, n);
+        r->now = next_call(&g, r->m, &p, injects, n);
         if (r->w->trace && r->rank == 0) fprintf(stderr, "%4ld %s\n", n, call_text(&r->now, text, sizeof(text)));
         fsdp_status st = one_call(r);
         if (st == FSDP_ERR_PEER) return st;
@@ -697,6 +800,7 @@ static fsdp_status run_rank(fsdp_comm *comm, void *arg)
     fsdpi_error_save(&kept);
     fsdp_optim_destroy(r.optim);
     if (st == FSDP_OK) fsdp_device_close(r.device);
+    if (st == FSDP_OK) fsdp_device_close(r.storage);
     if (st == FSDP_OK) free(r.number); /* else kernels may still use it */
     model_destroy(r.m);
     fsdpi_error_restore(&kept);
@@ -722,13 +826,14 @@ static corner corner_of(uint64_t seed, const work *w)
     return c;
 }
 
-static bool run_seed(const work *options, uint64_t seed)
+static bool run_seed(const work *options, uint64_t seed, tally *seen)
 {
     work w = *options;
     char folder[] = "/tmp/fsdp-random-XXXXXX";
     w.seed = seed;
     w.folder = mkdtemp(folder);
     corner c = corner_of(seed, &w);
+    c.shared = seen;
     if (w.trace) fprintf(stderr, "%s\n", corner_name(&c));
     fsdp_status st = w.folder != NULL ? in_corner(run_rank, &c) : FSDP_ERR_IO;
     if (st != FSDP_OK) fprintf(stderr, "seed %llu (%s): %s\nagain: random_calls_test --seed %llu --calls %ld --trace\n", (unsigned long long)seed, corner_name(&c), fsdp_last_error_message(),
@@ -743,8 +848,13 @@ static void test_random_sequences(void **state)
 {
     (void)state;
     int bad = 0;
-    for (int i = 0; i < RUNS; i++) bad += !run_seed(&(work){ .calls = CALLS }, FIRST_SEED + (uint64_t)i);
+    tally *t = shared_alloc(sizeof(*t));
+    for (int i = 0; i < RUNS; i++) bad += !run_seed(&(work){ .calls = CALLS }, FIRST_SEED + (uint64_t)i, t);
+    print_message("%ld gradients of units counted, %ld of several rounds; %ld steps and norms that were not 0; %ld loads, %ld calls refused, %ld without memory\n", t->passes, t->rounds, t->norms,
+                  t->loads, t->refused, t->shortages);
     assert_int_equal(bad, 0);
+    assert_true(t->passes > RUNS && t->rounds > 0 && t->norms > RUNS / 2 && t->loads > 0 && t->refused > RUNS && t->shortages > RUNS / 8);
+    shared_free(t, sizeof(*t));
 }
 
 /* Seeds go on from where one likes; a soak begins at a time of day, so that no two are alike. */
@@ -752,7 +862,7 @@ static int soak(long calls, uint64_t seed)
 {
     printf("%ld calls, the first seed is %llu\n", calls, (unsigned long long)seed);
     for (long made = 0; made < calls; made += SOAK_CALLS, seed++) {
-        if (!run_seed(&(work){ .calls = SOAK_CALLS }, seed)) return 1;
+        if (!run_seed(&(work){ .calls = SOAK_CALLS }, seed, NULL)) return 1;
         if (made / SOAK_CALLS % 100 == 99) printf("%ld calls\n", made + SOAK_CALLS);
         fflush(stdout);
     }
@@ -776,7 +886,7 @@ int main(int argc, char **argv)
         }
     }
     if (soaking > 0) return soak(soaking, seeded ? w.seed : (uint64_t)time(NULL));
-    if (seeded) return run_seed(&w, w.seed) ? 0 : 1;
+    if (seeded) return run_seed(&w, w.seed, NULL) ? 0 : 1;
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_random_sequences) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,7 +81,7 @@ static int align(int n)
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-void model_unit_make(model_unit *u, int number, uint32_t salt)
+void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks)
 {
     static const struct {
         int ndim;
@@ -89,6 +89,8 @@ void model_unit_make(model_unit *u, int number, uint32_t salt)
     } shapes[] = { { 0, { 0 } }, { 1, { 0 } }, { 1, { 1 } }, { 1, { 7 } }, { 2, { 3, 5 } }, { 2, { 6, 6 } }, { 3, { 5, 3, 2 } }, { 1, { 37 } }, { 2, { 13, 11 } } };
     enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
     *u = (model_unit){ .exists = true, .owner = -1, .mode = (fsdp_mode)(salt % 4), .params = (int)(salt / 4 % (MODEL_PARAMS + 1)) };
+    int shards = 1 + (int)(salt / 16 % (unsigned)ranks);
+    u->shards = u->mode == FSDP_MODE_NONE ? 1 : ranks % shards == 0 ? shards : ranks;
     salt /= 16;
     for (int i = 0; i < u->params; i++, salt /= SHAPES) {
         fsdp_param *p = &u->param[i];
@@ -102,10 +104,22 @@ void model_unit_make(model_unit *u, int number, uint32_t salt)
     if (u->total == 0) u->total = ALIGN;
 }
 
-/* The rank that keeps a flat element. */
-static int owner_of(const model *m, const model_unit *u, int at)
+static int piece_of(const model *m, const model_unit *u, int at)
 {
     return at / align((u->total + m->ranks - 1) / m->ranks);
+}
+
+/* Of those that keep a flat element, the rank that reduces it. There is a piece for each rank; a shard has as many as there are
+ * replicas, which are numbered one after another. */
+static int owner_of(const model *m, const model_unit *u, int at)
+{
+    int replicas = m->ranks / u->shards, k = piece_of(m, u, at);
+    return k % replicas * u->shards + k / replicas;
+}
+
+static bool keeps(const model *m, const model_unit *u, int at, int rank)
+{
+    return piece_of(m, u, at) / (m->ranks / u->shards) == rank % u->shards;
 }
 
 bool model_rank_keeps_any(const model *m, int unit, int rank)
@@ -113,7 +127,7 @@ bool model_rank_keeps_any(const model *m, int unit, int rank)
     const model_unit *u = &m->unit[unit];
     for (int i = 0; i < u->params; i++)
         for (int j = 0; j < u->numel[i]; j++)
-            if (u->mode == FSDP_MODE_NONE || owner_of(m, u, u->at[i] + j) == rank) return true;
+            if (keeps(m, u, u->at[i] + j, rank)) return true;
     return false;
 }
 
@@ -191,6 +205,13 @@ static unsigned optim_units(const model *m)
     return mask;
 }
 
+unsigned model_in_step(const model *m)
+{
+    unsigned mask = 0;
+    for (int u = 0; u < MODEL_UNITS; u++) mask |= (unsigned)m->unit[u].in_step << u;
+    return mask;
+}
+
 /* Those that a checkpoint has entries of. */
 static unsigned registered_units(const model *m)
 {
@@ -199,23 +220,18 @@ static unsigned registered_units(const model *m)
     return mask;
 }
 
-unsigned model_in_step(const model *m)
-{
-    unsigned mask = 0;
-    for (int u = 0; u < MODEL_UNITS; u++) mask |= (unsigned)m->unit[u].in_step << u;
-    return mask;
-}
-
-/* All that is registered for a load must be in what was saved. */
+/* All that is registered for a load must be there, and nothing else of a kind of which something is registered. */
 static bool saved_fits(const model *m)
 {
+    bool wants_params = registered_units(m) != 0, wants_optim = (registered_units(m) & optim_units(m)) != 0;
     for (int u = 0; u < MODEL_UNITS; u++) {
         const model_unit *now = &m->unit[u], *then = &m->saved[u];
-        if (!now->exists || now->params == 0) continue;
-        if (now->params > then->params || !then->exists) return false;
-        for (int i = 0; i < now->params; i++)
+        int params = now->exists ? now->params : 0, had = then->exists ? then->params : 0;
+        if (params > had || (params < had && wants_params)) return false;
+        if (params > 0 && now->in_optim && !then->in_optim) return false;
+        if (had > 0 && then->in_optim && !(now->in_optim && params == had) && wants_optim) return false;
+        for (int i = 0; i < params; i++)
             if (now->param[i].ndim != then->param[i].ndim || memcmp(now->param[i].shape, then->param[i].shape, sizeof(now->param[i].shape)) != 0) return false;
-        if (now->in_optim && !then->in_optim) return false;
     }
     return true;
 }
@@ -266,9 +282,9 @@ static bool allowed(const model *m, const call *c)
     case CALL_RENEW:
     case CALL_CREATE_DIFFERS: return model_open_passes(m) == 0;
     case CALL_LOAD: return all_idle(m, registered_units(m));
+    case CALL_SAVE: return registered_units(m) == 0 || (model_open_passes(m) == 0 && (registered_units(m) & model_in_step(m)) == 0);
     case CALL_PENDING:
     case CALL_OPTIM_RENEW:
-    case CALL_SAVE:
     case CALL_RESET:
     case CALL_STRAY:
     case CALL_BARRIER:
@@ -510,7 +526,7 @@ static void load(model *m)
 {
     for (int k = 0; k < MODEL_UNITS; k++) {
         model_unit *u = &m->unit[k];
-        for (int i = 0; i < u->params; i++) { /* parameters are found by name: a unit may have had more of them */
+        for (int i = 0; i < u->params; i++) {
             memcpy(u->p + u->at[i], m->saved[k].p + m->saved[k].at[i], (size_t)u->numel[i] * sizeof(float));
             if (u->in_optim) memcpy(u->v + u->at[i], m->saved[k].v + m->saved[k].at[i], (size_t)u->numel[i] * sizeof(float));
         }
@@ -639,7 +655,7 @@ void model_apply(model *m, const call *c)
     case CALL_STEP_CANCEL: step_call(m, c); break;
     case CALL_ZERO_GRAD: drop_gradients(u); break;
     case CALL_RENEW:
-        model_unit_make(u, c->unit, c->salt);
+        model_unit_make(u, c->unit, c->salt, m->ranks);
         optim_renew(m, c->mask);
         break;
     case CALL_OPTIM_RENEW: optim_renew(m, c->mask); break;

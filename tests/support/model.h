@@ -75,6 +75,7 @@ const char *call_text(const call *c, char *text, size_t bytes);
 typedef struct model_unit {
     bool exists;
     fsdp_mode mode;
+    int shards; /* ranks that share a copy */
     int params;
     fsdp_param param[MODEL_PARAMS];
     char name[MODEL_PARAMS][16];
@@ -137,7 +138,7 @@ model *model_create(int ranks);
 void model_destroy(model *m);
 
 /* Makes up a unit from salt; a name is of unit and parameter. Its values are 0. */
-void model_unit_make(model_unit *u, int number, uint32_t salt);
+void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks);
 
 /* Whether fsdp/unit.h allows the call now. FSDP_OK, or what it must return on every rank; it then changes nothing. */
 fsdp_status model_expects(const model *m, const call *c);
