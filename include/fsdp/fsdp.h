@@ -14,6 +14,7 @@
 #include <fsdp/sum.h>
 #include <fsdp/unit.h>
 #include <fsdp/gather.h>
+#include <fsdp/hooks.h>
 #include <fsdp/norm.h>
 #include <fsdp/scaler.h>
 #include <fsdp/optim.h>

@@ -61,6 +61,7 @@
     X(FSDPI_OP_STEP_BEGIN, "beginning of a step")                                                           \
     X(FSDPI_OP_STEP_END, "end of a step")                                                                   \
     X(FSDPI_OP_STEP_CANCEL, "cancellation of a step")                                                       \
+    X(FSDPI_OP_HOOKS, "setting of gradient hooks")                                                          \
     X(FSDPI_OP_ZERO_GRAD, "drop of gradients")                                                              \
     X(FSDPI_OP_READ_GRAD, "reading of a gradient")                                                          \
     X(FSDPI_OP_FREEZE, "freezing")                                                                          \

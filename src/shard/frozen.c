@@ -3,7 +3,7 @@
  * Frozen parameters: they are gathered and used like others, and have no gradient. A unit whose parameters are all
  * frozen posts no window. Which parts of this rank's slice have gradients is kept as a few ranges, so that sums leave
  * the others out: what lies there in a window is whatever was there before. */
-#include "shard/unit.h"
+#include "shard/hooks.h"
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -64,6 +64,7 @@ fsdp_status fsdp_unit_set_frozen(fsdp_unit *u, int i, bool frozen)
     u->frozen[i] = frozen;
     u->frozen_count += frozen ? 1 : -1;
     find_live(u);
+    FSDP_TRY(fsdpi_hooks_find_parts(u));
     fsdpi_unit_check(u);
     return FSDP_OK;
 }

@@ -157,6 +157,9 @@
     X(FSDPI_EV_STATE_LOAD, "fsdp_state_load",                                                               \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_SUMMONED) | FSDPI_C(FSDPI_NOT_IN_STEP) | FSDPI_C(FSDPI_NOT_AVERAGED),                    \
       "as fsdp_unit_init")                                                                                  \
+    X(FSDPI_EV_SET_HOOKS, "fsdp_unit_set_grad_hooks",                                                       \
+      FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
+      "gradients pass through hooks from now on")                                                           \
     X(FSDPI_EV_ZERO_GRAD, "fsdp_unit_zero_grad",                                                            \
       FSDPI_C(FSDPI_NO_PASS) | FSDPI_C(FSDPI_NOT_IN_STEP),                                                  \
       "accumulated gradients are dropped")                                                                  \

@@ -267,6 +267,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
 {
     if (pass == NULL) return FSDP_OK;
     fsdpi_runtime *rt = pass->rt;
+    pass->cancelled = true;
     fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, kind_names[pass->kind], 0);
     if (st == FSDP_OK) st = clear_failures(rt);
     for (int i = 0; i < pass->uses && st == FSDP_OK; i++) {

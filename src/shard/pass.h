@@ -30,6 +30,7 @@ struct fsdp_pass {
     bool off_course;   /* it has left the order of the last pass: nothing is gathered ahead */
     bool unsynced;     /* its gradients stay with each rank until the next pass with sync, or the step */
     bool joined;       /* another rank's is followed (join.c) */
+    bool cancelled;    /* fsdp_pass_cancel() is at work: hooks need not run any more */
     bool lost_work;    /* a kernel failed while it was open: it can only be cancelled */
 };
 

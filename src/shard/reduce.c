@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/convert.h"
 #include "base/error.h"
+#include "shard/hooks.h"
 #include "shard/kernels.h"
 #include "shard/pass.h"
 
@@ -117,24 +118,37 @@ fsdp_status fsdpi_window_fill(fsdp_unit *u, fsdpi_pooled *w, const float *from)
     return fsdpi_between_end(u, false);
 }
 
-fsdp_status fsdpi_grad_post(fsdp_unit *u)
+/* What a leaf's gradient becomes before it is sent, or kept. */
+static fsdp_status complete(fsdp_unit *u, int round, bool sends)
 {
-    fsdpi_use *use = fsdpi_pass_find(u->pass, u);
-    bool sends = u->window != NULL;
-    FSDP_TRY(fsdpi_unit_tag(u, sends ? FSDPI_OP_REDUCE : FSDPI_OP_KEEP));
     for (int i = 0; i < u->layout.count; i++)
         if (!u->touched[i] && !u->frozen[i] && u->layout.numel[i] > 0)
             FSDP_TRY(fsdpi_stream_fill(u->ctx->compute, fsdpi_grad_place(u) + u->layout.at[i], 0, (size_t)u->layout.numel[i] * sizeof(float)));
-    FSDP_TRY(sends ? fsdpi_unsent_join(u, use->rounds) : fsdpi_unsent_keep(u, use->rounds));
+    if (!u->pass->joined) FSDP_TRY(fsdpi_hooks_post(u, fsdpi_grad_place(u)));
+    FSDP_TRY(sends ? fsdpi_unsent_join(u, round) : fsdpi_unsent_keep(u, round));
+    if (!sends || u->block == NULL) return FSDP_OK;
+    FSDP_TRY(fsdpi_window_fill(u, u->window, u->block));
+    fsdpi_arena_free(u->ctx->arena, u->block);
+    u->block = NULL;
+    return FSDP_OK;
+}
+
+/* Called again by a cancellation where it has failed, a hook perhaps; on other ranks it may not have: so its tag is noted once, and
+ * as long as the window is not posted the gradient stays OPEN. */
+fsdp_status fsdpi_grad_post(fsdp_unit *u)
+{
+    fsdpi_use *use = fsdpi_pass_find(u->pass, u);
     fsdpi_pooled *w = u->window;
-    if (sends && u->block != NULL) {
-        FSDP_TRY(fsdpi_window_fill(u, w, u->block));
-        fsdpi_arena_free(u->ctx->arena, u->block);
-        u->block = NULL;
-    }
+    bool sends = w != NULL;
+    if (!u->post_tagged) FSDP_TRY(fsdpi_unit_tag(u, sends ? FSDPI_OP_REDUCE : FSDPI_OP_KEEP));
+    u->post_tagged = true;
+    if (!u->pass->cancelled) FSDP_TRY(complete(u, use->rounds, sends));
+    fsdp_status st = sends ? fsdpi_window_send(u, w, use->rounds) : FSDP_OK;
+    if (st != FSDP_OK && w->held) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    use->rounds++;
     u->window = NULL;
     u->gradient = FSDPI_GRAD_PENDING;
-    return sends ? fsdpi_window_send(u, w, use->rounds++) : (use->rounds++, FSDP_OK);
+    return st;
 }
 
 fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round)
@@ -146,7 +160,7 @@ fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round)
     if (rt->comm->size > 1) rt->comm->stats.reduces++;
     w->unit = u;
     w->round = round;
-    w->discard = false;
+    w->discard = u->pass != NULL && u->pass->cancelled;
     w->owes = true;
     w->next_owed = NULL;
     *rt->owed_last = w;
@@ -202,13 +216,10 @@ static fsdp_status launch_sum(fsdp_unit *u, float *out, const float *base, const
 }
 
 /* acc (+)= slices of all ranks' windows, in rank order. Where all windows can be read at once, several in one go. */
-static fsdp_status add_windows(const fsdpi_pooled *o)
+static fsdp_status sum_windows(const fsdpi_pooled *o, float *out, const float *base)
 {
     fsdp_unit *u = o->unit;
     const fsdpi_transport_ops *t = u->rt->comm->transport;
-    fsdpi_accumulator *a;
-    FSDP_TRY(accumulator(u, o->round, &a));
-    const float *base = a->has ? a->now : NULL;
     const void *x[FSDPI_SUM_MOST];
     size_t element = fsdp_dtype_bytes(u->reduce_dtype), lo = (size_t)u->live[0].from * element, hi = (size_t)u->live[u->live_count - 1].to * element;
     int most = t->zero_copy ? FSDPI_SUM_MOST : 1;
@@ -217,12 +228,24 @@ static fsdp_status add_windows(const fsdpi_pooled *o)
         FSDP_TRY(t->window_peer(o->window, o->uses, r, lo, hi, u->name, u->store->comm, &p));
         x[n++] = p;
         if (n < most && r < u->rt->comm->size - 1) continue;
-        FSDP_TRY(launch_sum(u, a->next, base, x, u->reduce_dtype, n));
-        base = a->next;
+        FSDP_TRY(launch_sum(u, out, base, x, u->reduce_dtype, n));
+        base = out;
         n = 0;
     }
-    if (t->zero_copy)
-        __atomic_fetch_add(&u->rt->comm->stats.reduce_bytes, (hi - lo) * (size_t)(u->rt->comm->size - 1), __ATOMIC_RELAXED);
+    return FSDP_OK;
+}
+
+static fsdp_status add_windows(const fsdpi_pooled *o)
+{
+    fsdp_unit *u = o->unit;
+    fsdp_comm *comm = u->rt->comm;
+    fsdpi_accumulator *a;
+    FSDP_TRY(accumulator(u, o->round, &a));
+    const float *base = a->has ? a->now : NULL;
+    if (fsdpi_hooks_have_reduce(u)) FSDP_TRY(fsdpi_hooks_reduce(u, o->window, o->uses, a->next, base));
+    else FSDP_TRY(sum_windows(o, a->next, base));
+    size_t read = (size_t)(u->live[u->live_count - 1].to - u->live[0].from) * fsdp_dtype_bytes(u->reduce_dtype);
+    if (comm->transport->zero_copy) __atomic_fetch_add(&comm->stats.reduce_bytes, read * (size_t)(comm->size - 1), __ATOMIC_RELAXED);
     a->pending = true;
     return FSDP_OK;
 }
@@ -289,6 +312,7 @@ fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
     memset(u->touched, 0, (size_t)u->layout.count * sizeof(*u->touched));
+    u->post_tagged = false;
     u->gradient = FSDPI_GRAD_OPEN;
     u->pass = pass;
     return FSDP_OK;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/philox.h"
+#include "shard/hooks.h"
 #include "shard/pass.h"
 #include "shard/unit_drop.h"
 
@@ -344,6 +345,7 @@ void fsdpi_unit_drop(fsdp_unit *u)
         (void)!fsdp_stream_sync(u->store->comm);
         fsdpi_unit_rest(u);
         fsdpi_unsent_drop(u);
+        fsdpi_hooks_drop(u);
         if (u->owns_master) fsdpi_arena_free(u->store->arena, u->master);
         if (u->owns_published) fsdpi_arena_free(u->store->arena, u->published);
         for (int k = 0; k < u->rounds; k++) {

@@ -100,6 +100,7 @@ struct fsdp_unit {
     fsdpi_pooled *window;
     float *block;        /* an arena block, whole, while the gradient is OPEN: in a pass without sync, instead of a window; or where
                             backward cannot write to the window itself (another type, another device) */
+    bool post_tagged;    /* posting it has had its tag */
     bool *touched;       /* per parameter: has its gradient been asked for in this window */
     bool *frozen;        /* per parameter: it has no gradient */
     int frozen_count;
@@ -109,6 +110,7 @@ struct fsdp_unit {
     int rounds;
     fsdpi_accumulator *unsent; /* one a round: this rank's own sums of passes without sync, whole (unsent.c) */
     int unsent_rounds;
+    struct fsdpi_hooks *hooks; /* NULL: none (hooks.c) */
     uint64_t unsent_passes; /* a hash of which passes these were; 0: none */
 
     uint64_t listed; /* a mark of the list that was looked at last */

@@ -191,6 +191,11 @@ static fsdp_status rewrite(probe *p)
     return fsdp_units_rewrite((fsdp_unit_list){ &p->unit, 1 }, write_nothing, NULL);
 }
 
+static fsdp_status hooks(probe *p)
+{
+    return fsdp_unit_set_grad_hooks(p->unit, NULL);
+}
+
 static fsdp_status swap_in(probe *p)
 {
     return fsdp_ema_swap_in(p->ema);
@@ -299,6 +304,7 @@ static const struct {
     { 'L', "fsdp_unit_set_prefetch", set_prefetch },
     { 'v', "fsdp_checkpoint_save", save },               { 'v', "fsdp_state_read", state_read },
     { 'i', "fsdp_checkpoint_load", load },               { 'i', "fsdp_state_load", state_load },
+    { 'h', "fsdp_unit_set_grad_hooks", hooks },
 };
 enum { CALLS = sizeof(calls) / sizeof(calls[0]) };
 
@@ -462,13 +468,13 @@ static fsdp_status summons(run *r)
 {
     mini *m = &r->m;
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqKv", "it is summoned"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqKvh", "it is summoned"));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], NULL));
-    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqKv", "it is summoned twice"));
+    FSDP_TRY(try_wrong(r, NULL, "rSkRzxcqKvh", "it is summoned twice"));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_end(m->unit[MINI_A]));
     FSDP_TRY(fsdp_unit_summon_begin(m->unit[MINI_A], &(fsdp_unit_summon_opts){ .writeback = true }));
-    FSDP_TRY(try_wrong(r, NULL, "rwSkRzxscqKv", "it is summoned with writeback"));
+    FSDP_TRY(try_wrong(r, NULL, "rwSkRzxscqKvh", "it is summoned with writeback"));
     return fsdp_unit_summon_end(m->unit[MINI_A]);
 }
 
@@ -506,7 +512,7 @@ static fsdp_status step(run *r)
 static fsdp_status averages(run *r, bool none)
 {
     FSDP_TRY(fsdp_ema_swap_in(r->ema));
-    FSDP_TRY(try_wrong(r, NULL, with("prwRzcqA", none), "its average is in its place"));
+    FSDP_TRY(try_wrong(r, NULL, with("prwRzcqAh", none), "its average is in its place"));
     return fsdp_ema_swap_out(r->ema);
 }
 
@@ -519,10 +525,10 @@ static fsdp_status live(fsdp_comm *comm, const corner *c, bool wrong_calls, floa
     bool none = c->mode == FSDP_MODE_NONE;
     FSDP_TRY(fsdp_ema_create(&r.ema, (fsdp_unit_list){ &r.m.unit[MINI_A], 1 }));
     for (int s = 0; s < 2; s++) {
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqKWav", none), "it is idle"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqKWavh", none), "it is idle"));
         FSDP_TRY(summons(&r));
         FSDP_TRY(one_pass(&r, s * 2 * size + rank));
-        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqWav", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
+        FSDP_TRY(try_wrong(&r, NULL, with("prwRiztocqWavh", none || c->mode == FSDP_MODE_OPTIMIZER), "it has gradients"));
         FSDP_TRY(averages(&r, none));
         FSDP_TRY(two_passes(&r, (s * 2 + 1) * size + rank));
         FSDP_TRY(summons(&r));

@@ -31,7 +31,12 @@ static void init(const char *name, int64_t i, float *value, void *arg)
 
 fsdp_status madeup_unit(fsdp_unit **out, fsdp_comm *comm, fsdp_device *dev, fsdp_mode mode, const char *name, int which)
 {
-    FSDP_TRY(fsdp_unit_create(out, comm, params, MADEUP_PARAMS, &(fsdp_unit_opts){ .name = name, .mode = mode, .compute_device = dev }));
+    return madeup_unit_with(out, comm, &(fsdp_unit_opts){ .name = name, .mode = mode, .compute_device = dev }, which);
+}
+
+fsdp_status madeup_unit_with(fsdp_unit **out, fsdp_comm *comm, const fsdp_unit_opts *opts, int which)
+{
+    FSDP_TRY(fsdp_unit_create(out, comm, params, MADEUP_PARAMS, opts));
     return fsdp_unit_init(*out, init, &which);
 }
 
@@ -54,6 +59,7 @@ static fsdp_status backward(fsdp_unit *u, int which, int leaf, madeup_fn fn)
 {
     for (int p = 0; p < MADEUP_PARAMS; p++) {
         float beta;
+        if (fsdp_unit_frozen(u, p)) continue;
         int64_t end = p + 1 < MADEUP_PARAMS ? u->layout.at[p + 1] : u->layout.total;
         args a = { fn, which, leaf, (int)madeup_begin[p], fsdp_unit_grad(u, p, &beta), fsdp_unit_param_numel(u, p), end - u->layout.at[p] };
         FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(u), k_write, &a, sizeof(a)));

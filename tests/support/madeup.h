@@ -18,6 +18,7 @@ typedef float (*madeup_fn)(int which, int leaf, int i);
 
 /* Its initial values are madeup_value(which, i). */
 fsdp_status madeup_unit(fsdp_unit **out, fsdp_comm *comm, fsdp_device *dev, fsdp_mode mode, const char *name, int which);
+fsdp_status madeup_unit_with(fsdp_unit **out, fsdp_comm *comm, const fsdp_unit_opts *opts, int which);
 float madeup_value(int which, int i);
 /* In [-1, 1), from integers. */
 float madeup_noise(int which, int leaf, int i);
