@@ -67,6 +67,21 @@ static void test_skipped_steps(void **state)
     assert_non_null(strstr(r->err, "step 1: the loss is"));
 }
 
+/* What it is for: gradients that are sent in 16 bits. */
+static void test_halves(void **state)
+{
+    (void)state;
+    command_ok("train --out half --ranks 1 --threads 1 --reduce-dtype f16 --loss-scale dynamic:1048576 --ema 0.75 " SETTINGS "--steps 16");
+    command_ok("train --out half2 --ranks 3 --threads 1 --mode optimizer --transport copy --reduce-dtype f16 --loss-scale dynamic:1048576 --ema 0.75 " SETTINGS "--steps 16 --stop-after 2");
+    command_ok("train --out half2 --ranks 2 --threads 1 --resume latest --quiet");
+    assert_true(skipped("half", 1) && skipped("half", 2) && !skipped("half", 16));
+    for (int64_t s = 1; s <= 16; s++) {
+        assert_true(log_number("half", s, "loss") == log_number("half2", s, "loss") && log_number("half", s, "loss_scale") == log_number("half2", s, "loss_scale"));
+        assert_int_equal(skipped("half", s), skipped("half2", s));
+    }
+    assert_same_file("half/model.safetensors", "half2/model.safetensors");
+}
+
 static void test_averages(void **state)
 {
     (void)state;
@@ -103,7 +118,7 @@ static void test_other_norms(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scales_that_change_nothing), cmocka_unit_test(test_skipped_steps), cmocka_unit_test(test_averages), cmocka_unit_test(test_other_norms),
+        cmocka_unit_test(test_scales_that_change_nothing), cmocka_unit_test(test_skipped_steps), cmocka_unit_test(test_halves), cmocka_unit_test(test_averages), cmocka_unit_test(test_other_norms),
     };
     return cmocka_run_group_tests(tests, straight_run, command_teardown);
 }

@@ -249,6 +249,69 @@ static void test_teacher(void **state)
     in_corners(teacher, &(corners){ .all_modes = true, .ranks = SANITIZED ? (const int[]){ 5, 0 } : (const int[]){ 1, 2, 5, 0 } });
 }
 
+/* ---- meshes, published in fewer bits, kept on another device ---- */
+
+static fsdp_status places(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    fsdp_device *dev;
+    FSDP_TRY(fsdp_device_open(&dev, c->device));
+    const fsdp_unit_opts opts[] = { { .name = "mesh", .compute_device = dev, .shards = 2 },
+                                    { .name = "narrow", .mode = FSDP_MODE_OPTIMIZER, .compute_device = dev, .param_dtype = FSDP_BF16 },
+                                    { .name = "apart", .mode = FSDP_MODE_GRAD_OP, .compute_device = dev, .storage_device = fsdp_device_cpu() },
+                                    { .name = "all", .compute_device = dev, .storage_device = fsdp_device_cpu(), .param_dtype = FSDP_F16, .shards = 2 } };
+    for (int k = 0; k < 4; k++) {
+        site x = { .comm = comm, .dev = dev };
+        fsdp_unit *t[UNITS], *other;
+        float got[UNITS * MADEUP], want[UNITS * MADEUP], params[UNITS * MADEUP], taught[UNITS * MADEUP];
+        for (int i = 0; i < UNITS; i++) FSDP_TRY(madeup_unit_with(&x.u[i], comm, &opts[k], which[i]));
+        for (int i = 0; i < UNITS; i++) FSDP_TRY(madeup_unit_with(&t[i], comm, &opts[k], which[i] + 20));
+        for (int i = 0; i < UNITS * MADEUP; i++) taught[i] = madeup_value(which[i / MADEUP] + 20, i % MADEUP);
+        FSDP_TRY(fsdp_optim_create_adamw(&x.o, list_of(&x), &(fsdp_adamw_opts){ .lr = 0.05f }));
+        FSDP_TRY(fsdp_ema_create(&x.e, list_of(&x)));
+        FSDP_TRY(read_all(&x, want));
+        for (int step = 0; step < 2; step++) {
+            FSDP_TRY(bring(&x, step, 0, LEAVES));
+            FSDP_TRY(fsdp_optim_step(x.o, NULL));
+            FSDP_TRY(fsdp_ema_update(x.e, decays[step]));
+            FSDP_TRY(fsdp_teacher_update((fsdp_unit_list){ t, UNITS }, list_of(&x), decays[step]));
+            FSDP_TRY(read_all(&x, params));
+            plain_mix(want, params, decays[step]);
+            plain_mix(taught, params, decays[step]);
+            FSDP_TRY(fsdp_ema_swap_in(x.e));
+            FSDP_TRY(evaluate(&x));
+            FSDP_TRY(read_all(&x, got));
+            FSDP_TRY(same(got, want, opts[k].name, step));
+            FSDP_TRY(fsdp_ema_swap_out(x.e));
+            FSDP_TRY(read_all(&x, got));
+            FSDP_TRY(same(got, params, opts[k].name, step));
+            for (int i = 0; i < UNITS; i++) FSDP_TRY(madeup_read(t[i], got + i * MADEUP));
+            FSDP_TRY(same(got, taught, "teacher", step));
+        }
+        if (opts[k].shards > 0) { /* what it owns, a student of all ranks does not keep */
+            fsdp_unit_opts full = opts[k];
+            full.shards = 0;
+            FSDP_TRY(madeup_unit_with(&other, comm, &full, 1));
+            rank_check(fsdp_teacher_update((fsdp_unit_list){ t, 1 }, (fsdp_unit_list){ &other, 1 }, 0.5f) == FSDP_ERR_INVALID && said("one mode and mesh"));
+            fsdp_unit_destroy(other);
+        }
+        fsdp_ema_destroy(x.e);
+        fsdp_optim_destroy(x.o);
+        for (int i = 0; i < UNITS; i++) {
+            fsdp_unit_destroy(t[i]);
+            fsdp_unit_destroy(x.u[i]);
+        }
+    }
+    fsdp_device_close(dev);
+    return FSDP_OK;
+}
+
+static void test_places(void **state)
+{
+    (void)state;
+    in_corners(places, &(corners){ .ranks = (const int[]){ 4, 0 }, .threads_only = SANITIZED });
+}
+
 /* ---- a rewrite of one's own ---- */
 
 typedef struct negate_args {
@@ -371,7 +434,7 @@ static void test_checkpoint(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_moving_average), cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_teacher),
+        cmocka_unit_test(test_moving_average), cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_teacher), cmocka_unit_test(test_places),
         cmocka_unit_test(test_rewrite),        cmocka_unit_test(test_checkpoint),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
