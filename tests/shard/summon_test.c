@@ -11,6 +11,13 @@
 #include "base/error.h"
 #include "shard/unit.h"
 
+/* Four ranks are a mesh of two replicas, whose slices are kept on the host. */
+static mini_opts opts_of(const corner *c)
+{
+    bool mesh = c->ranks == 4;
+    return (mini_opts){ .mode = c->mode, .device = c->device, .shards = mesh && c->mode != FSDP_MODE_NONE ? 2 : 0, .storage = mesh ? "cpu" : NULL };
+}
+
 /* Units of the toy network: `a` has two parameters, `none` has none. */
 enum { MOST = 37 * 11 };
 
@@ -20,11 +27,16 @@ static size_t live_bytes(const fsdp_unit *u)
 }
 
 /* To or from memory of a summon, wherever that is. */
-static fsdp_status move(fsdp_unit *u, void *to, const void *from, int64_t numel)
+static fsdp_status move_on(fsdp_stream *s, void *to, const void *from, int64_t numel)
 {
     if (numel == 0) return FSDP_OK;
-    FSDP_TRY(fsdp_stream_copy(fsdp_unit_stream(u), to, from, (size_t)numel * sizeof(float)));
-    return fsdp_stream_sync(fsdp_unit_stream(u));
+    FSDP_TRY(fsdp_stream_copy(s, to, from, (size_t)numel * sizeof(float)));
+    return fsdp_stream_sync(s);
+}
+
+static fsdp_status move(fsdp_unit *u, void *to, const void *from, int64_t numel)
+{
+    return move_on(fsdp_unit_stream(u), to, from, numel);
 }
 
 static float value(int unit, int param, int64_t i, float by)
@@ -55,8 +67,10 @@ static fsdp_status expect_by(mini *m, const float *by)
         const fsdpi_layout *l = &m->unit[u]->layout;
         for (int p = 0; p < l->count; p++) {
             FSDP_TRY(fsdp_unit_read_param(m->unit[u], p, x));
-            for (int64_t i = 0, owner = 0; i < l->numel[p]; i++) {
-                while (l->at[p] + i >= l->edge[owner + 1]) owner++;
+            for (int64_t i = 0, piece = 0; i < l->numel[p]; i++) {
+                int owner = 0;
+                while (l->at[p] + i >= l->edge[piece + 1]) piece++;
+                while (fsdpi_unit_piece(m->unit[u], owner) != piece) owner++;
                 if (x[i] != value(u, p, i, by[owner]))
                     FSDP_FAIL(FSDP_ERR_INTERNAL, "unit %d, parameter %d, element %lld is %g, not %g", u, p, (long long)i, (double)x[i], (double)value(u, p, i, by[owner]));
             }
@@ -136,7 +150,8 @@ static fsdp_status kinds(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
     mini m;
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+    mini_opts opts = opts_of(c);
+    FSDP_TRY(mini_create(&m, comm, &opts));
     for (int k = 0; k < 8; k++)
         FSDP_TRY(one_kind(&m, fsdp_comm_rank(comm), c->ranks, (fsdp_unit_summon_opts){ .writeback = k & 1, .rank0_only = k >> 1 & 1, .host = k >> 2 & 1 }));
     mini_destroy(&m);
@@ -146,7 +161,7 @@ static fsdp_status kinds(fsdp_comm *comm, void *arg)
 static void test_kinds(void **state)
 {
     (void)state;
-    in_corners(kinds, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 }, .threads_only = SANITIZED });
+    in_corners(kinds, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 4, 0 }, .threads_only = SANITIZED });
 }
 
 /* ---- nesting ---- */
@@ -310,7 +325,7 @@ static fsdp_status step_grads(fsdp_unit *u, int param, float *out)
     int n;
     fsdp_unit_slices(u, &s, &n);
     for (int i = 0; i < n; i++)
-        if (s[i].param == param) FSDP_TRY(move(u, out + s[i].offset, s[i].grad, s[i].numel));
+        if (s[i].param == param) FSDP_TRY(move_on(fsdp_unit_storage_stream(u), out + s[i].offset, s[i].grad, s[i].numel));
     return FSDP_OK;
 }
 
@@ -323,8 +338,9 @@ static fsdp_status gradients(fsdp_comm *comm, void *arg)
     for (int kind = 0; kind < 4; kind++) {
         fsdp_unit_summon_opts o = { .grads = true, .host = kind & 1, .rank0_only = kind >> 1 };
         bool here = !o.rank0_only || rank == 0;
-        FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
-        FSDP_TRY(mini_create(&quiet, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+        mini_opts opts = opts_of(c);
+        FSDP_TRY(mini_create(&m, comm, &opts));
+        FSDP_TRY(mini_create(&quiet, comm, &opts));
         FSDP_TRY(begin_all(&m, o)); /* there are none */
         if (here) FSDP_TRY(fsdp_unit_summoned_grad(m.unit[MINI_A], 0, &g));
         rank_check(!here || g == NULL);
@@ -342,7 +358,7 @@ static fsdp_status gradients(fsdp_comm *comm, void *arg)
                     if (g != NULL) FSDP_TRY(move(m.unit[u], got[u][p], g, fsdp_unit_param_numel(m.unit[u], p)));
                 }
             FSDP_TRY(end_all(&m));
-            rank_check(live_bytes(m.unit[0]) <= before + (c->mode == FSDP_MODE_OPTIMIZER ? 1u << 20 : 0));
+            rank_check(live_bytes(m.unit[0]) <= before + (c->mode >= FSDP_MODE_OPTIMIZER ? 1u << 20 : 0));
         }
         FSDP_TRY(fsdp_step_begin(mini_list(&m)));
         for (int u = 0; u < MINI_UNITS && here; u++)
@@ -367,7 +383,7 @@ static fsdp_status gradients(fsdp_comm *comm, void *arg)
 static void test_gradients(void **state)
 {
     (void)state;
-    in_corners(gradients, &(corners){ .all_modes = true, .ranks = (const int[]){ 3, 0 }, .threads_only = SANITIZED });
+    in_corners(gradients, &(corners){ .all_modes = true, .ranks = (const int[]){ 3, 4, 0 }, .threads_only = true });
 }
 
 /* With writeback what is written to gradients is what the step gets. */
@@ -380,7 +396,8 @@ static fsdp_status written_gradients(fsdp_comm *comm, void *arg)
     for (int kind = 0; kind < 4; kind++) {
         fsdp_unit_summon_opts o = { .grads = true, .writeback = true, .host = kind & 1, .rank0_only = kind >> 1 };
         bool here = !o.rank0_only || rank == 0;
-        FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .sgd = true }));
+        mini_opts opts = opts_of(c);
+        FSDP_TRY(mini_create(&m, comm, &opts));
         FSDP_TRY(mini_leaf(&m, rounds, rank));
         for (int drop = 0; drop < 2; drop++) {
             FSDP_TRY(begin_all(&m, o));
@@ -410,7 +427,7 @@ static fsdp_status written_gradients(fsdp_comm *comm, void *arg)
 static void test_written_gradients(void **state)
 {
     (void)state;
-    in_corners(written_gradients, &(corners){ .all_modes = true, .ranks = (const int[]){ 3, 0 }, .threads_only = SANITIZED });
+    in_corners(written_gradients, &(corners){ .all_modes = true, .ranks = (const int[]){ 3, 4, 0 }, .threads_only = SANITIZED });
 }
 
 /* ---- writing where one may only read ---- */
