@@ -210,15 +210,17 @@ static void compare(const corner *c)
     const outcome *all = c->shared;
     if (!have_first) first = all[0];
     have_first = true;
-    for (int k = 0; k < WAYS; k++)
-        if (memcmp(&all[k], &first, sizeof(first)) != 0) fail_msg("%s, %s: other bits (evaluation %.17g, not %.17g)", corner_name(c), ways[k].name, all[k].eval, first.eval);
+    for (int k = 0; k < WAYS; k++) /* not the struct as a whole: it has padding */
+        if (memcmp(all[k].param, first.param, sizeof(first.param)) != 0 || memcmp(all[k].norm, first.norm, sizeof(first.norm)) != 0 || all[k].eval != first.eval)
+            fail_msg("%s, %s: other bits (evaluation %.17g, not %.17g)", corner_name(c), ways[k].name, all[k].eval, first.eval);
 }
 
 static void test_same_bits_in_every_unit(void **state)
 {
     (void)state;
+    static const int few[] = { 3, 0 }, many[] = { 1, 2, 3, 0 };
     have_first = false;
-    in_corners(train, &(corners){ .ranks = (const int[]){ 1, 2, 3, 0 }, .all_modes = true, .processes_only = CAN_FORK, .shared = WAYS * sizeof(outcome), .after = compare });
+    in_corners(train, &(corners){ .ranks = SANITIZED ? few : many, .all_modes = true, .processes_only = CAN_FORK, .shared = WAYS * sizeof(outcome), .after = compare });
     in_corners(train, &(corners){ .ranks = (const int[]){ 3, 0 }, .threads_only = true, .shared = WAYS * sizeof(outcome), .after = compare });
 }
 

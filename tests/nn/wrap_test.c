@@ -307,8 +307,9 @@ static void compare(const corner *c)
 static void test_same_bits(void **state)
 {
     (void)state;
+    static const int few[] = { 2, 0 }, many[] = { 1, 2, 3, 0 };
     have_first = false;
-    in_corners(train, &(corners){ .ranks = (const int[]){ 1, 2, 3, 0 }, .shared = POLICIES * sizeof(outcome), .after = compare });
+    in_corners(train, &(corners){ .ranks = SANITIZED ? few : many, .shared = POLICIES * sizeof(outcome), .after = compare });
     in_corners(train, &(corners){ .ranks = (const int[]){ 2, 0 }, .device = "cpu", .threads_only = true, .all_modes = true, .shared = POLICIES * sizeof(outcome), .after = compare });
 }
 
