@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "nn/module.h"
+#include "shard/unit.h"
 
 static fsdp_comm *comm;
 
@@ -180,6 +181,55 @@ static void test_together(void **state)
     fsdp_module_destroy(m);
 }
 
+/* A unit with several members is gathered once for all of them, and given up with the last: not with what is around. */
+static void note_move(void *arg, const fsdp_unit *u, int from, int to)
+{
+    static const char signs[] = { [FSDPI_SHARDED] = '-', [FSDPI_AHEAD] = '+', [FSDPI_WHOLE] = '=', [FSDPI_KEPT] = '~' };
+    char *text = arg;
+    size_t n = strlen(text);
+    (void)from;
+    snprintf(text + n, 256 - n, "%c%c", signs[to], fsdp_unit_name(u)[0]);
+}
+
+static void test_gathered_once_for_all(void **state)
+{
+    (void)state;
+    char story[256] = "";
+    fsdp_module *l[3] = { linear(), linear(), linear() }, *m = sequential(l[0], l[1], l[2]);
+    fsdp_wrap_opts o = { .comm = comm, .prefetch = -1 };
+    fsdp_tape *tape;
+    fsdp_tensor *x, *y, *labels, *loss;
+    float v[12] = { 1, 2, 3 };
+    o.name = "both";
+    assert_ok(fsdp_wrap_together(l, 2, &o));
+    o.name = "third";
+    assert_ok(fsdp_wrap(&l[2], l[2], &o));
+    assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
+    fsdpi_runtime *rt = fsdp_module_units(m).units[0]->rt;
+    rt->moved = note_move;
+    rt->moved_arg = story;
+    assert_ok(fsdp_tape_begin(&tape, comm));
+    assert_ok(fsdp_tensor_from_f32(&x, tape, v, 2, (int64_t[]){ 2, 6 }));
+    assert_ok(fsdp_tensor_from_i32(&labels, tape, (int32_t[]){ 1, 4 }, 1, (int64_t[]){ 2 }));
+    assert_ok(fsdp_forward(m, tape, x, &y));
+    assert_string_equal(story, "+b=b~b+t=t~t"); /* each is a root: kept for its backward */
+    story[0] = '\0';
+    assert_ok(fsdp_op_cross_entropy(tape, y, labels, &loss));
+    assert_ok(fsdp_backward(tape, loss));
+    assert_string_equal(story, "=t~t-t=b~b-b");
+    assert_ok(fsdp_tape_end(tape));
+    /* the last one is not run: what is open ends with the tape */
+    story[0] = '\0';
+    assert_ok(fsdp_tape_begin_with(&tape, comm, &(fsdp_tape_opts){ .eval = true }));
+    assert_ok(fsdp_tensor_from_f32(&x, tape, v, 2, (int64_t[]){ 2, 6 }));
+    assert_ok(fsdp_forward(l[0], tape, x, &y));
+    assert_string_equal(story, "+b=b");
+    assert_ok(fsdp_tape_end(tape));
+    assert_string_equal(story, "+b=b~b-b");
+    rt->moved = NULL;
+    fsdp_module_destroy(m);
+}
+
 /* ---- wrong policies ---- */
 
 static void test_wrong_policies(void **state)
@@ -343,6 +393,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_callback, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_together, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_gathered_once_for_all, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_wrong_policies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_failed_wrap_changes_nothing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_table, set_up, tear_down),
