@@ -33,7 +33,7 @@ static void test_bounded(void **state)
     command_fails(2, "--save-memory is of saves in the background", "train --out x --save foreground --save-memory 5 " SETTINGS);
     command_fails(2, "--save", "train --out x --save sideways " SETTINGS);
     command_fails(2, "--save-memory", "train --out x --save-memory 0 " SETTINGS);
-    command_run(&r, "train --out bound --model gpt2-3m --data text.txt --val-fraction 0 --seq 4 --batch 2 --ranks 2 --threads 1 --steps 3 --save-every 1 --save-memory 7 --quiet");
+    command_run(&r, "train --out bound --model gpt2-3m --data text.txt --val-fraction 0 --seq 4 --batch 2 --ranks 2 --threads 1 --steps 3 --save-every 1 --save-memory 7");
     assert_int_equal(r.code, 0);
     int mib = 0;
     const char *said = strstr(r.err, "is saved in the foreground: rank ");
