@@ -350,6 +350,16 @@ static bool final_gradient(const model *m, const model_unit *u, float *out)
     return add_rounds(&sent, -1, out);
 }
 
+/* A step adds the rounds up; a reset within it leaves the sum as one round. */
+static void merge(model_unit *u)
+{
+    float sum[MODEL_TOTAL];
+    if (!add_rounds(u, -1, sum)) return;
+    memset(u->has, 0, sizeof(u->has));
+    memcpy(u->acc[0], sum, (size_t)u->total * sizeof(float));
+    u->has[0] = true;
+}
+
 static double squares(const model *m, unsigned units)
 {
     fsdpi_xsum s = { 0 };
@@ -497,6 +507,7 @@ static void step_call(model *m, const call *c)
         if (c->kind == CALL_STEP_BEGIN) {
             u->in_step = true;
             send(m, u);
+            merge(u);
         }
         if (c->kind == CALL_STEP_WRITE) own_step(m, u);
         if (c->kind != CALL_STEP_END && c->kind != CALL_STEP_CANCEL) continue;
