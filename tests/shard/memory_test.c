@@ -288,14 +288,14 @@ static fsdp_status every_byte(fsdp_comm *comm, void *arg)
 static void test_every_byte_is_predicted(void **state)
 {
     (void)state;
-    in_corners(every_byte, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 2, 5, 0 } });
+    in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = SANITIZED && CAN_FORK, .ranks = SANITIZED ? (const int[]){ 1, 3, 0 } : (const int[]){ 1, 2, 5, 0 } });
 }
 
 static void test_every_byte_of_meshes_and_types(void **state)
 {
     (void)state;
     static mini_opts some[] = { { .shards = 2 }, { .reduce_dtype = FSDP_BF16 }, { .param_dtype = FSDP_BF16 }, { .shards = 2, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16 } };
-    for (int i = 0; i < 4; i++) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 4, 0 }, .arg = &some[i] });
+    for (int i = 0; i < 4; i += SANITIZED ? 3 : 1) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 4, 0 }, .arg = &some[i] });
 }
 
 /* A communicator that goes takes everything along. */
@@ -322,7 +322,7 @@ static fsdp_status apart(fsdp_comm *comm, void *arg)
 static void test_a_communicator_takes_all_along(void **state)
 {
     (void)state;
-    in_corners(apart, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 } });
+    in_corners(apart, &(corners){ .all_modes = !SANITIZED, .ranks = SANITIZED ? (const int[]){ 3, 0 } : (const int[]){ 1, 3, 0 } });
 }
 
 /* ---- what the system says ---- */
