@@ -49,8 +49,7 @@ fsdp_status fsdpi_unit_init_frozen(fsdp_unit *u)
 
 static fsdp_status check(const fsdp_unit *u, int i)
 {
-    FSDP_FAIL_IF(i < 0 || i >= u->layout.count, FSDP_ERR_INVALID, "fsdp_unit_set_frozen: unit \"%s\" has %d parameters, not one with number %d", u->name,
-                 u->layout.count, i);
+    FSDP_TRY(fsdpi_unit_check_index(u, i, "fsdp_unit_set_frozen"));
     return fsdpi_life_allows(u, FSDPI_EV_FREEZE, NULL);
 }
 

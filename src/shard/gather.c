@@ -130,15 +130,19 @@ static fsdp_status gather_ahead(fsdp_unit *u, bool exact)
     return FSDP_OK;
 }
 
+/* The current values, of this kind unless somebody holds the other, are there for what compute does next. */
+static fsdp_status make_current(fsdp_unit *u, bool exact)
+{
+    if (u->flat == NULL) return FSDP_OK;
+    /* The other kind of values may have another size, and lie elsewhere. */
+    if (u->holders == 0 && u->residency != FSDPI_SHARDED && u->whole_exact != exact) FSDP_TRY(fsdpi_unit_reshard(u));
+    if (u->residency == FSDPI_SHARDED || u->whole_version != u->version) FSDP_TRY(gather_ahead(u, exact));
+    return u->residency == FSDPI_AHEAD ? fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm) : FSDP_OK;
+}
+
 static fsdp_status hold(fsdp_unit *u, bool exact)
 {
-    exact = exact || !fsdpi_unit_is_narrow(u);
-    if (u->flat != NULL) {
-        /* The other kind of values may have another size, and lie elsewhere. */
-        if (u->holders == 0 && u->residency != FSDPI_SHARDED && u->whole_exact != exact) FSDP_TRY(fsdpi_unit_reshard(u));
-        if (u->residency == FSDPI_SHARDED || u->whole_version != u->version) FSDP_TRY(gather_ahead(u, exact));
-        if (u->residency == FSDPI_AHEAD) FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
-    }
+    FSDP_TRY(make_current(u, exact || !fsdpi_unit_is_narrow(u)));
     move(u, FSDPI_WHOLE);
     u->holders++;
     return FSDP_OK;
@@ -147,10 +151,7 @@ static fsdp_status hold(fsdp_unit *u, bool exact)
 fsdp_status fsdpi_unit_make_whole(fsdp_unit *u)
 {
     if (u->holders > 0 || u->flat == NULL) return FSDP_OK;
-    bool exact = !fsdpi_unit_is_narrow(u);
-    if (u->residency != FSDPI_SHARDED && u->whole_exact != exact) FSDP_TRY(fsdpi_unit_reshard(u));
-    if (u->residency == FSDPI_SHARDED || u->whole_version != u->version) FSDP_TRY(gather_ahead(u, exact));
-    if (u->residency == FSDPI_AHEAD) FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, u->ctx->comm));
+    FSDP_TRY(make_current(u, !fsdpi_unit_is_narrow(u)));
     move(u, FSDPI_KEPT);
     return FSDP_OK;
 }
@@ -158,11 +159,6 @@ fsdp_status fsdpi_unit_make_whole(fsdp_unit *u)
 fsdp_status fsdpi_unit_gather_ahead(fsdp_unit *u)
 {
     return gather_ahead(u, !fsdpi_unit_is_narrow(u));
-}
-
-fsdp_status fsdpi_unit_hold(fsdp_unit *u)
-{
-    return hold(u, false);
 }
 
 fsdp_status fsdpi_unit_hold_exact(fsdp_unit *u)

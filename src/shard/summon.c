@@ -260,12 +260,6 @@ fsdp_status fsdp_unit_summon_cancel(fsdp_unit *u)
 
 /* ---- reading and writing ---- */
 
-static fsdp_status check_index(const fsdp_unit *u, int i, const char *call)
-{
-    FSDP_FAIL_IF(i < 0 || i >= u->layout.count, FSDP_ERR_INVALID, "%s: unit \"%s\" has %d parameters, not one with number %d", call, u->name, u->layout.count, i);
-    return FSDP_OK;
-}
-
 /* As for a call that needs a summon of some kind. */
 static fsdp_status not_summoned(const fsdp_unit *u, const char *call, const char *kind)
 {
@@ -275,7 +269,7 @@ static fsdp_status not_summoned(const fsdp_unit *u, const char *call, const char
 
 float *fsdp_unit_summoned(fsdp_unit *unit, int i)
 {
-    if (check_index(unit, i, "fsdp_unit_summoned") != FSDP_OK) return NULL;
+    if (fsdpi_unit_check_index(unit, i, "fsdp_unit_summoned") != FSDP_OK) return NULL;
     if (unit->summoned != NULL) return unit->summoned + unit->layout.at[i];
     (void)!not_summoned(unit, "fsdp_unit_summoned", "with writeback or to the host");
     return NULL;
@@ -283,7 +277,7 @@ float *fsdp_unit_summoned(fsdp_unit *unit, int i)
 
 fsdp_status fsdp_unit_summoned_grad(fsdp_unit *unit, int i, float **grad)
 {
-    FSDP_TRY(check_index(unit, i, "fsdp_unit_summoned_grad"));
+    FSDP_TRY(fsdpi_unit_check_index(unit, i, "fsdp_unit_summoned_grad"));
     if (unit->summons == 0 || !unit->summon.grads || unit->summon_absent) return not_summoned(unit, "fsdp_unit_summoned_grad", "with grads");
     *grad = unit->summoned_grad != NULL && !unit->frozen[i] ? unit->summoned_grad + unit->layout.at[i] : NULL;
     return FSDP_OK;
@@ -292,7 +286,7 @@ fsdp_status fsdp_unit_summoned_grad(fsdp_unit *unit, int i, float **grad)
 /* A summon in small: within another it is a holder more. */
 fsdp_status fsdp_unit_read_param(fsdp_unit *u, int i, float *out)
 {
-    FSDP_TRY(check_index(u, i, "fsdp_unit_read_param"));
+    FSDP_TRY(fsdpi_unit_check_index(u, i, "fsdp_unit_read_param"));
     if (u->summons == 0) FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_BEGIN, NULL));
     FSDP_TRY(fsdpi_room_check(u, true));
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON, u->name, 0));

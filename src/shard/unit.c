@@ -442,7 +442,7 @@ fsdp_stream *fsdp_unit_storage_stream(const fsdp_unit *unit)
     return unit->store->compute;
 }
 
-static fsdp_status check_index(const fsdp_unit *u, int i, const char *call)
+fsdp_status fsdpi_unit_check_index(const fsdp_unit *u, int i, const char *call)
 {
     FSDP_FAIL_IF(i < 0 || i >= u->layout.count, FSDP_ERR_INVALID, "%s: unit \"%s\" has %d parameters, not one with number %d",
                  call, u->name, u->layout.count, i);
@@ -451,7 +451,7 @@ static fsdp_status check_index(const fsdp_unit *u, int i, const char *call)
 
 const float *fsdp_unit_param(fsdp_unit *unit, int i)
 {
-    if (check_index(unit, i, "fsdp_unit_param") != FSDP_OK) return NULL;
+    if (fsdpi_unit_check_index(unit, i, "fsdp_unit_param") != FSDP_OK) return NULL;
     if (fsdpi_life_allows(unit, FSDPI_EV_PARAM, NULL) != FSDP_OK) return NULL;
     if (unit->whole_dtype != FSDP_F32) {
         (void)fsdp_error_raise(FSDP_ERR_STATE, __func__, __FILE__, __LINE__, "fsdp_unit_param: unit \"%s\" is whole as %s: read it with fsdp_unit_param_data()",
@@ -463,7 +463,7 @@ const float *fsdp_unit_param(fsdp_unit *unit, int i)
 
 const void *fsdp_unit_param_data(fsdp_unit *unit, int i, fsdp_dtype *dtype)
 {
-    if (check_index(unit, i, "fsdp_unit_param_data") != FSDP_OK) return NULL;
+    if (fsdpi_unit_check_index(unit, i, "fsdp_unit_param_data") != FSDP_OK) return NULL;
     if (fsdpi_life_allows(unit, FSDPI_EV_PARAM, NULL) != FSDP_OK) return NULL;
     if (dtype != NULL) *dtype = unit->whole_dtype;
     return (const char *)unit->whole + (size_t)unit->layout.at[i] * fsdp_dtype_bytes(unit->whole_dtype);

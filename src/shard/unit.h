@@ -132,13 +132,15 @@ struct fsdp_unit {
     fsdpi_gradient checked_gradient;
 };
 
+/* ---- unit.c ---- */
+/* Whether there is a parameter i: FSDP_ERR_INVALID names the call. */
+fsdp_status fsdpi_unit_check_index(const fsdp_unit *u, int i, const char *call);
+
 /* ---- gather.c ---- */
-/* Makes the unit whole (issues what is needed; the compute stream waits for it) and adds a holder. */
-fsdp_status fsdpi_unit_hold(fsdp_unit *u);
-/* The same with the masters' values, where those that are published are rounded; not while somebody holds the unit already. */
-fsdp_status fsdpi_unit_hold_exact(fsdp_unit *u);
-/* The one or the other, as the pass and the unit's options say. */
+/* Makes the unit whole (issues what is needed; the compute stream waits for it) and adds a holder: with the values that this pass
+ * sees; with the masters', where those that are published are rounded. Who holds it already decides which. */
 fsdp_status fsdpi_unit_hold_in(fsdp_unit *u, const fsdp_pass *pass);
+fsdp_status fsdpi_unit_hold_exact(fsdp_unit *u);
 /* Takes a holder away; the last one reshards unless `keep`. */
 fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep);
 fsdp_status fsdpi_unit_reshard(fsdp_unit *u);
