@@ -14,6 +14,7 @@
  * kernels of 2004 on processors that are newer than it, and is then slower than the product of our own. */
 #include "ops/gemm.h"
 
+#include "base/alloc.h"
 #include "base/log.h"
 #include "ops/gemm_plain.h"
 #include "ops/pieces.h"
@@ -388,10 +389,60 @@ static void run_piece(void *arg, int64_t i, int worker)
     if (fsdpi_gemm_call(r->kind, &p) != FSDP_OK) fsdpi_pieces_fail(&r->pieces);
 }
 
+/* ---- rows that lie badly ---- */
+
+enum { BAD_STRIDE = 512, COPY_ROWS = 64 };
+
+typedef struct copy_run {
+    const float *from;
+    float *to;
+    int64_t rows, cols, ld, to_ld;
+} copy_run;
+
+static void copy_piece(void *arg, int64_t i, int worker)
+{
+    (void)worker;
+    const copy_run *r = arg;
+    for (int64_t m = i * COPY_ROWS; m < fsdpi_piece_end(i * COPY_ROWS, COPY_ROWS, r->rows); m++)
+        memcpy(r->to + m * r->to_ld, r->from + m * r->ld, (size_t)r->cols * sizeof(float));
+}
+
+/* [rows, cols] that meets `others` rows or columns in the product. A few do not repay the copy. */
+static copy_run copy_of(const float *from, int64_t rows, int64_t cols, int64_t ld, int64_t others)
+{
+    enum { LEAST_OTHERS = 128 };
+    bool bad = ld % BAD_STRIDE == 0 && others >= LEAST_OTHERS && rows > 0 && cols > 0;
+    return (copy_run){ .from = from, .rows = bad ? rows : 0, .cols = cols, .ld = ld,
+                       .to_ld = (int64_t)fsdpi_round_up((size_t)cols, BAD_STRIDE) + 16 };
+}
+
+fsdp_status fsdpi_gemm_spread(const fsdp_kernel *k, fsdpi_gemm *g, float **copy)
+{
+    copy_run a = { 0 }, b = { 0 };
+    *copy = NULL;
+    if (g->trans_a) a = copy_of(g->a, g->K, g->M, g->lda, g->N);
+    if (!g->trans_b) b = copy_of(g->b, g->K, g->N, g->ldb, g->M);
+    size_t of_a = (size_t)(a.rows * a.to_ld), of_b = (size_t)(b.rows * b.to_ld);
+    if (of_a + of_b == 0) return FSDP_OK;
+    *copy = fsdpi_realloc(NULL, of_a + of_b, sizeof(**copy)); /* not zeroed */
+    FSDP_FAIL_IF(*copy == NULL, FSDP_ERR_NOMEM, "no memory for an operand's copy of %zu floats", of_a + of_b);
+    a.to = *copy;
+    b.to = *copy + of_a;
+    for (copy_run *r = &a; r != NULL; r = r == &a ? &b : NULL)
+        fsdpi_pool_run(k != NULL ? k->pool : NULL, fsdpi_piece_count(r->rows, COPY_ROWS), copy_piece, r);
+    if (of_a > 0) g->a = a.to, g->lda = a.to_ld;
+    if (of_b > 0) g->b = b.to, g->ldb = b.to_ld;
+    return FSDP_OK;
+}
+
 fsdp_status fsdpi_gemm_run(const fsdp_kernel *k, const fsdpi_gemm *g)
 {
-    run_args r = { .g = g, .kind = fsdpi_gemm_get_info()->kind, .cut = fsdpi_gemm_cut_of(g->M, g->N) };
+    fsdpi_gemm spread = *g;
+    run_args r = { .g = &spread, .kind = fsdpi_gemm_get_info()->kind, .cut = fsdpi_gemm_cut_of(g->M, g->N) };
+    float *copy;
+    FSDP_TRY(fsdpi_gemm_spread(k, &spread, &copy));
     fsdpi_pool_run(k != NULL ? k->pool : NULL, r.cut.row_pieces * r.cut.col_pieces, run_piece, &r);
+    fsdpi_free(copy);
     FSDP_TRY(fsdpi_pieces_status(&r.pieces));
     return FSDP_OK;
 }

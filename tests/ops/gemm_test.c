@@ -4,6 +4,7 @@
  * of threads and any alignment. */
 #include "support/testing.h"
 
+#include "base/alloc.h"
 #include "base/log.h"
 #include "ops/gemm.h"
 #include "ops/gemm_plain.h"
@@ -186,6 +187,44 @@ static void test_cut(void **state)
     }
 }
 
+/* Operands whose rows lie 2 KiB apart are copied, and only those that a library walks down: A transposed, B not. */
+static void test_spread(void **state)
+{
+    (void)state;
+    enum { M = 1024, N = 512, K = 70 };
+    float *a = random_floats(M * K, 7), *b = random_floats(N * K, 1 << 20), *copy;
+    for (int t = 0; t < 4; t++) {
+        bool ta = t & 1, tb = t & 2;
+        fsdpi_gemm g = { .trans_a = ta, .trans_b = tb, .M = M, .N = N, .K = K, .alpha = 1, .a = a, .b = b,
+                         .lda = ta ? M : K, .ldb = tb ? K : N };
+        fsdpi_gemm spread = g;
+        assert_ok(fsdpi_gemm_spread(NULL, &spread, &copy));
+        assert_int_equal(copy != NULL, ta || !tb);
+        assert_int_equal(spread.a != g.a, ta);
+        assert_int_equal(spread.b != g.b, !tb);
+        assert_int_equal(spread.lda, ta ? M + 16 : K);
+        assert_int_equal(spread.ldb, tb ? K : N + 16);
+        for (int i = 0; i < 40; i++)
+            assert_true(element(&g, i * 25, i * 12) == element(&spread, i * 25, i * 12));
+        fsdpi_free(copy);
+        spread = g, spread.M = spread.N = 100; /* too few to repay it */
+        assert_ok(fsdpi_gemm_spread(NULL, &spread, &copy));
+        assert_null(copy);
+        spread = g, spread.lda += 16, spread.ldb += 16; /* they lie well */
+        assert_ok(fsdpi_gemm_spread(NULL, &spread, &copy));
+        assert_null(copy);
+        if (ta || !tb) { /* no memory */
+            spread = g;
+            fsdpi_alloc_fail_at(1);
+            assert_int_equal(fsdpi_gemm_spread(NULL, &spread, &copy), FSDP_ERR_NOMEM);
+            assert_true(copy == NULL && spread.a == g.a && spread.b == g.b);
+        }
+        one_product(FSDPI_GEMM_KINDS, 512, 512, 33, ta, tb, 1.0f, 1.0f, 0);
+    }
+    free(a);
+    free(b);
+}
+
 /* fsdpi_gemm_run at addresses `shift` floats after a cache line, in a C that holds `beta`'s operand. */
 static void run_at(const fsdpi_gemm *g, int threads, int shift, float *out)
 {
@@ -215,7 +254,8 @@ static void test_same_bits(void **state)
 {
     (void)state;
     const int64_t shapes[][3] = {
-        { 7, 13, 6 }, { 530, 70, 65 }, { 33, 1201, 50 }, { 260, 390, 384 }, { 384, 96, 1024 }
+        { 7, 13, 6 }, { 530, 70, 65 }, { 33, 1201, 50 }, { 260, 390, 384 }, { 384, 96, 1024 },
+        { 512, 1024, 130 },
     };
     for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++)
         for (int t = 0; t < 4; t++) {
@@ -282,6 +322,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_openmp_setting_is_left_alone),
         cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_spread),
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_plain_bits),
     };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
  * Linear layers: the product of a piece and then, while the piece is in cache, its bias and activation. */
+#include "base/alloc.h"
 #include "ops/cpu/cpu_kernels.h"
 #include "ops/cpu/rows.h"
 #include "ops/gemm.h"
@@ -48,7 +49,10 @@ fsdp_status fsdpi_cpu_linear(const fsdp_kernel *k, const void *args)
                         .ldb = a->in_out ? a->N : a->K, .ldc = a->N };
     r.cut = fsdpi_gemm_cut_of(a->M, a->N);
     r.kind = fsdpi_gemm_get_info()->kind;
+    float *copy;
+    FSDP_TRY(fsdpi_gemm_spread(k, &r.g, &copy));
     fsdpi_kernel_parallel(k, r.cut.row_pieces * r.cut.col_pieces, forward_piece, &r);
+    fsdpi_free(copy);
     FSDP_TRY(fsdpi_pieces_status(&r.pieces));
     return FSDP_OK;
 }
