@@ -9,9 +9,12 @@
  *     fsdp_backward(tape, loss);
  *     fsdp_tape_end(tape);                    the gradients count from here on
  *
- * A tape is one pass (unit.h): one micro-batch. What an operation needs again in its backward is kept by its storage,
- * and given up when its backward is done. Parameters are asked for anew at each use: a unit may have been resharded
- * and gathered elsewhere in between.
+ * A tape is one pass (unit.h): one micro-batch. Where it meets units of other communicators (experts, wrapped on what
+ * fsdp_comm_split() gave), which the tape's must enclose, it is a pass of each of these too, from the first of their
+ * units on: all count when it ends, or none, and its weight counts once. A step over them names the one that encloses
+ * all (fsdp_step_opts.over). Of communicators that have to be reset, those that were split off come first. What an
+ * operation needs again in its backward is kept by its storage, and given up when its backward is done. Parameters
+ * are asked for anew at each use: a unit may have been resharded and gathered elsewhere in between.
  *
  * Begin, end and backward are collective, since units gather and reduce in them. */
 #ifndef FSDP_AUTOGRAD_H

@@ -82,6 +82,7 @@ struct fsdp_tape {
     void *pass;               /* of the layer that made the tape (nn/tape_pass.c) */
     uint64_t pass_number;     /* its, to know whether it is still there */
     fsdp_comm *comm;
+    struct fsdpi_tape_passes *others; /* of other communicators, that layer's too; NULL: none */
 };
 
 /* stream and arena are borrowed. */

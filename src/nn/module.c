@@ -49,7 +49,8 @@ static bool param_stays(void *ctx, const fsdp_tape *tape)
 {
     const fsdpi_parameter *p = ctx;
     if (p->unit == NULL || fsdp_unit_mode(p->unit) != FSDP_MODE_FULL) return true;
-    const fsdpi_use *use = fsdpi_pass_find(tape->pass, p->unit);
+    const fsdp_pass *pass = fsdpi_tape_pass_on(tape, p->unit->rt->comm);
+    const fsdpi_use *use = pass != NULL ? fsdpi_pass_find(pass, p->unit) : NULL;
     return use != NULL && use->was_root;
 }
 

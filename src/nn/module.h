@@ -22,6 +22,7 @@ typedef struct fsdpi_parameter {
     float normal_std;        /* of NORMAL; 0: 0.02 */
     bool is_bias_or_norm;    /* 1 or 0 in NORMAL */
     bool frozen;             /* to be, in the unit that it gets */
+    bool ignored;            /* each rank has its own, in a unit of that rank alone */
     float *host;             /* before wrapping; NULL: 0s that nobody has asked for */
     fsdp_unit *unit;
     int index;
@@ -62,8 +63,10 @@ struct fsdp_module {
     void (*destroy)(void *ctx);
     fsdp_unit *unit;
     fsdp_unit *small;   /* a second one, of parameters that are kept whole */
+    fsdp_unit *ignored; /* a third one, of ignored parameters, on a communicator of this rank alone */
+    fsdp_comm *alone;
     fsdpi_joint *joint; /* a unit with others */
-    fsdpi_holding held; /* what is in unit and small */
+    fsdpi_holding held; /* what is in unit, small and ignored */
     bool recompute; /* its operations are computed again in the backward */
     fsdpi_hook_entry *hook;
     int hooks;
@@ -126,8 +129,13 @@ fsdp_status fsdpi_module_find_param(fsdp_module *m, fsdpi_search *s, const char 
 /* The parameter as a layer's own call sees it. */
 fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);
 
-/* FSDP_ERR_STATE where the tape's pass is gone. */
+/* FSDP_ERR_STATE where a pass of the tape's is gone. */
 fsdp_status fsdpi_tape_check_pass(const fsdp_tape *tape);
+
+/* A tape has a pass of each communicator whose units it meets. This one's; NULL: none yet. */
+struct fsdp_pass *fsdpi_tape_pass_on(const fsdp_tape *tape, const fsdp_comm *comm);
+/* ... or one that begins now: collective on comm. */
+fsdp_status fsdpi_tape_pass_with(fsdp_tape *tape, fsdp_comm *comm);
 
 /* A module's scope (its units and those that hold its own parameters, its hooks) around operations that use its parameters
  * directly. */

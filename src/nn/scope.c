@@ -12,6 +12,7 @@
 #include "shard/pass.h"
 #include "shard/runtime.h"
 #include "shard/unit.h"
+#include "shard/unit_list.h"
 
 fsdp_status fsdp_module_add_hooks(fsdp_module *m, const fsdp_hooks *hooks)
 {
@@ -24,24 +25,40 @@ fsdp_status fsdp_module_add_hooks(fsdp_module *m, const fsdp_hooks *hooks)
 
 /* ---- scopes ---- */
 
+typedef fsdp_status unit_fn(fsdp_unit *u, fsdp_pass *pass);
+
+/* Another communicator's unit has streams of its own: the tape's operations run after what it began, */
+static fsdp_status begin(fsdp_unit *u, fsdp_tape *tape, unit_fn *fn)
+{
+    FSDP_TRY(fn(u, fsdpi_tape_pass_on(tape, u->rt->comm)));
+    return u->ctx->compute != tape->stream ? fsdpi_stream_wait_stream(tape->stream, u->ctx->compute) : FSDP_OK;
+}
+
+/* and before what it ends. */
+static fsdp_status end(fsdp_unit *u, fsdp_tape *tape, unit_fn *fn)
+{
+    if (u->ctx->compute != tape->stream) FSDP_TRY(fsdpi_stream_wait_stream(u->ctx->compute, tape->stream));
+    return fn(u, fsdpi_tape_pass_on(tape, u->rt->comm));
+}
+
 static fsdp_status unit_before_forward(void *ctx, fsdp_tape *tape)
 {
-    return (tape->recomputing ? fsdp_unit_begin_recompute : fsdp_unit_begin_forward)(ctx, tape->pass);
+    return begin(ctx, tape, tape->recomputing ? fsdp_unit_begin_recompute : fsdp_unit_begin_forward);
 }
 
 static fsdp_status unit_after_forward(void *ctx, fsdp_tape *tape)
 {
-    return (tape->recomputing ? fsdp_unit_end_recompute : fsdp_unit_end_forward)(ctx, tape->pass);
+    return end(ctx, tape, tape->recomputing ? fsdp_unit_end_recompute : fsdp_unit_end_forward);
 }
 
 static fsdp_status unit_before_backward(void *ctx, fsdp_tape *tape)
 {
-    return fsdp_unit_begin_backward(ctx, tape->pass);
+    return begin(ctx, tape, fsdp_unit_begin_backward);
 }
 
 static fsdp_status unit_after_backward(void *ctx, fsdp_tape *tape)
 {
-    return fsdp_unit_end_backward(ctx, tape->pass);
+    return end(ctx, tape, fsdp_unit_end_backward);
 }
 
 static const fsdpi_scope_hooks unit_scope = { unit_before_forward, unit_after_forward, unit_before_backward, unit_after_backward };
@@ -84,8 +101,9 @@ static const fsdpi_scope_hooks hook_scope = { before_forward, after_forward, bef
 
 static fsdp_status check_unit(const fsdp_unit *u, const fsdp_tape *tape)
 {
-    FSDP_FAIL_IF(u->rt->comm != tape->comm, FSDP_ERR_INVALID, "fsdp_forward: unit \"%s\" is on another communicator than the tape", fsdp_unit_name(u));
-    FSDP_FAIL_IF(u->ctx->compute != tape->stream, FSDP_ERR_INVALID,
+    FSDP_FAIL_IF(!fsdpi_comm_encloses(tape->comm, u->rt->comm), FSDP_ERR_INVALID,
+                 "fsdp_forward: unit \"%s\" is on another communicator, with ranks that the tape's has not: begin the tape on one that has all ranks of its units", fsdp_unit_name(u));
+    FSDP_FAIL_IF(u->ctx->dev != tape->opts.device, FSDP_ERR_INVALID,
                  "fsdp_forward: unit \"%s\" computes on device %s, the tape's tensors are elsewhere: fsdp_tape_opts.device must be the unit's compute device",
                  fsdp_unit_name(u), fsdp_device_name(u->ctx->dev));
     return FSDP_OK;
@@ -94,13 +112,15 @@ static fsdp_status check_unit(const fsdp_unit *u, const fsdp_tape *tape)
 /* Whether a scope around here has it whole. */
 static bool is_open(const fsdp_unit *u, const fsdp_tape *tape)
 {
-    const fsdpi_use *use = fsdpi_pass_find(tape->pass, u);
+    const fsdp_pass *pass = fsdpi_tape_pass_on(tape, u->rt->comm);
+    const fsdpi_use *use = pass != NULL ? fsdpi_pass_find(pass, u) : NULL;
     return use != NULL && (use->forward_open > 0 || use->recompute_open > 0 || use->backward_open);
 }
 
 static fsdp_status open_unit(fsdp_unit *u, fsdp_tape *tape, const void *owner)
 {
     FSDP_TRY(check_unit(u, tape));
+    FSDP_TRY(fsdpi_tape_pass_with(tape, u->rt->comm));
     FSDP_TRY(fsdpi_tape_enter(tape, &unit_scope, u));
     tape->open[tape->open_scopes - 1].owner = owner;
     return FSDP_OK;
@@ -118,6 +138,7 @@ static fsdp_status open_all(fsdp_module *m, fsdp_tape *tape)
 {
     if (m->unit != NULL) FSDP_TRY(open_unit(m->unit, tape, m));
     if (m->small != NULL) FSDP_TRY(open_unit(m->small, tape, m));
+    if (m->ignored != NULL) FSDP_TRY(open_unit(m->ignored, tape, m));
     for (int i = 0; i < m->params; i++)
         if (m->param[i]->unit != NULL && !is_open(m->param[i]->unit, tape)) FSDP_TRY(open_unit(m->param[i]->unit, tape, m));
     return m->hooks > 0 ? fsdpi_tape_enter(tape, &hook_scope, m) : FSDP_OK;
@@ -126,7 +147,7 @@ static fsdp_status open_all(fsdp_module *m, fsdp_tape *tape)
 /* A mark of its own tells what to leave with it. */
 fsdp_status fsdpi_module_enter(fsdp_module *m, fsdp_tape *tape)
 {
-    bool asks = m->unit != NULL || m->small != NULL || m->joint != NULL || m->hooks > 0;
+    bool asks = m->unit != NULL || m->small != NULL || m->ignored != NULL || m->joint != NULL || m->hooks > 0;
     for (int i = 0; i < m->params && !asks; i++) asks = m->param[i]->unit != NULL;
     if (asks) FSDP_TRY(fsdpi_tape_check_pass(tape));
     if (m->joint != NULL) FSDP_TRY(open_joint(m->joint, tape));

@@ -3,10 +3,93 @@
  * A tape is a pass: where operations on tensors meet the life of units. */
 #include "nn/module.h"
 
+#include "base/alloc.h"
 #include "base/error.h"
 #include "shard/pass.h"
+#include "shard/unit_list.h"
 
 #include <math.h>
+
+/* ---- passes of other communicators ---- */
+
+/* In the order of communicators that all ranks share. */
+struct fsdpi_tape_passes {
+    struct other_pass {
+        fsdp_comm *comm;
+        fsdp_pass *pass;
+        uint64_t number;
+    } *pass;
+    int count;
+    fsdp_pass **ending; /* room for these and the tape's own */
+};
+
+static int others(const fsdp_tape *tape)
+{
+    return tape->others != NULL ? tape->others->count : 0;
+}
+
+static struct other_pass *find_other(const fsdp_tape *tape, const fsdp_comm *comm)
+{
+    for (int i = 0; i < others(tape); i++)
+        if (tape->others->pass[i].comm == comm) return &tape->others->pass[i];
+    return NULL;
+}
+
+fsdp_pass *fsdpi_tape_pass_on(const fsdp_tape *tape, const fsdp_comm *comm)
+{
+    if (comm == tape->comm) return tape->pass;
+    const struct other_pass *o = find_other(tape, comm);
+    return o != NULL ? o->pass : NULL;
+}
+
+static fsdp_status reserve(fsdp_tape *tape)
+{
+    if (tape->others == NULL) FSDPI_NEW(tape->others, 1);
+    struct fsdpi_tape_passes *l = tape->others;
+    void *p = fsdpi_realloc(l->pass, (size_t)l->count + 1, sizeof(*l->pass));
+    FSDP_FAIL_IF(p == NULL, FSDP_ERR_NOMEM, "no memory for a pass of another communicator");
+    l->pass = p;
+    p = fsdpi_realloc((void *)l->ending, (size_t)l->count + 2, sizeof(*l->ending));
+    FSDP_FAIL_IF(p == NULL, FSDP_ERR_NOMEM, "no memory for a pass of another communicator");
+    l->ending = p;
+    return FSDP_OK;
+}
+
+static fsdp_status begin_pass(fsdp_pass **out, fsdp_comm *comm, const fsdp_tape_opts *o)
+{
+    FSDP_TRY(fsdp_pass_begin(out, comm, o->eval ? FSDP_PASS_EVAL : FSDP_PASS_TRAIN));
+    fsdp_status st = o->no_sync ? fsdp_pass_set_sync(*out, false) : FSDP_OK;
+    if (st != FSDP_OK) (void)!fsdp_pass_cancel(*out);
+    return st;
+}
+
+fsdp_status fsdpi_tape_pass_with(fsdp_tape *tape, fsdp_comm *comm)
+{
+    fsdpi_runtime *rt;
+    struct other_pass o = { .comm = comm };
+    if (fsdpi_tape_pass_on(tape, comm) != NULL) return FSDP_OK;
+    FSDP_TRY(fsdpi_runtime_of(&rt, comm));
+    FSDP_TRY(reserve(tape));
+    FSDP_TRY(begin_pass(&o.pass, comm, &tape->opts));
+    o.number = o.pass->number;
+    struct fsdpi_tape_passes *l = tape->others;
+    int at = l->count++;
+    for (; at > 0 && fsdpi_runtime_comes_before(rt, l->pass[at - 1].comm->attached); at--) l->pass[at] = l->pass[at - 1];
+    l->pass[at] = o;
+    return FSDP_OK;
+}
+
+static void destroy_tape(fsdp_tape *tape)
+{
+    if (tape->others != NULL) {
+        fsdpi_free(tape->others->pass);
+        fsdpi_free((void *)tape->others->ending);
+        fsdpi_free(tape->others);
+    }
+    fsdpi_tape_destroy(tape);
+}
+
+/* ---- begin ---- */
 
 fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_tape_opts *opts)
 {
@@ -21,10 +104,9 @@ fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_ta
     FSDP_TRY(fsdpi_runtime_device(&ctx, rt, o.device));
     FSDP_TRY(fsdpi_tape_create(&t, ctx->compute, ctx->arena, &o));
     fsdp_pass *pass;
-    fsdp_status st = fsdp_pass_begin(&pass, comm, o.eval ? FSDP_PASS_EVAL : FSDP_PASS_TRAIN);
-    if (st == FSDP_OK && o.no_sync && (st = fsdp_pass_set_sync(pass, false)) != FSDP_OK) (void)!fsdp_pass_cancel(pass);
+    fsdp_status st = begin_pass(&pass, comm, &o);
     if (st != FSDP_OK) {
-        fsdpi_tape_destroy(t);
+        destroy_tape(t);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
     t->pass = pass;
@@ -40,18 +122,20 @@ fsdp_status fsdp_tape_begin(fsdp_tape **out, fsdp_comm *comm)
 }
 
 /* fsdp_comm_reset() drops passes, and knows nothing of tapes. */
-static bool pass_is_open(const fsdp_tape *tape)
+static bool is_open(fsdp_comm *comm, const fsdp_pass *pass, uint64_t number)
 {
     fsdpi_runtime *rt;
-    if (fsdpi_runtime_of(&rt, tape->comm) != FSDP_OK) return false;
+    if (fsdpi_runtime_of(&rt, comm) != FSDP_OK) return false;
     for (const fsdp_pass *p = rt->passes; p != NULL; p = p->older)
-        if (p == tape->pass && p->number == tape->pass_number) return true;
+        if (p == pass && p->number == number) return true;
     return false;
 }
 
 fsdp_status fsdpi_tape_check_pass(const fsdp_tape *tape)
 {
-    FSDP_FAIL_IF(!pass_is_open(tape), FSDP_ERR_STATE, "the tape's pass was dropped by fsdp_comm_reset(): end the tape, and begin a new one");
+    bool open = is_open(tape->comm, tape->pass, tape->pass_number);
+    for (int i = 0; i < others(tape); i++) open &= is_open(tape->others->pass[i].comm, tape->others->pass[i].pass, tape->others->pass[i].number);
+    FSDP_FAIL_IF(!open, FSDP_ERR_STATE, "the tape's pass was dropped by fsdp_comm_reset(): end the tape, and begin a new one");
     return FSDP_OK;
 }
 
@@ -61,16 +145,28 @@ fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss)
     return fsdpi_tape_backward(tape, loss);
 }
 
+/* ---- end ---- */
+
+/* The tape's own comes last: all ranks of the others take part in it. */
+static fsdp_status end_passes(fsdp_tape *tape, double weight)
+{
+    fsdp_pass *own = tape->pass;
+    int n = others(tape);
+    fsdp_pass **pass = n > 0 ? tape->others->ending : &own;
+    for (int i = 0; i < n; i++) pass[i] = tape->others->pass[i].pass;
+    pass[n] = own;
+    for (int i = 0; i <= n; i++) fsdp_pass_add_weight(pass[i], weight);
+    return fsdpi_passes_end(pass, n + 1);
+}
+
 static fsdp_status finish(fsdp_tape *tape)
 {
-    fsdp_pass *pass = tape->pass;
     FSDP_TRY(fsdpi_tape_check_pass(tape));
     FSDP_TRY(fsdpi_tape_leave_lingering(tape));
-    if (tape->opts.eval) return fsdp_pass_end(pass);
+    if (tape->opts.eval) return end_passes(tape, 0);
     double sum, count;
     FSDP_TRY(fsdp_loss_read(tape->loss, &sum, &count));
-    fsdp_pass_add_weight(pass, count);
-    return fsdp_pass_end(pass);
+    return end_passes(tape, count);
 }
 
 fsdp_status fsdp_tape_end(fsdp_tape *tape)
@@ -85,7 +181,7 @@ fsdp_status fsdp_tape_end(fsdp_tape *tape)
         fsdpi_error_restore(&kept);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
-    fsdpi_tape_destroy(tape);
+    destroy_tape(tape);
     return FSDP_OK;
 }
 
@@ -97,8 +193,16 @@ fsdp_status fsdp_tape_cancel(fsdp_tape *tape)
     fsdpi_runtime *rt;
     fsdp_status st = fsdpi_runtime_of(&rt, tape->comm);
     if (st == FSDP_OK) (void)!fsdpi_runtime_sync(rt);
-    if (pass_is_open(tape)) st = fsdp_pass_cancel(tape->pass);
-    fsdpi_tape_destroy(tape);
+    for (int i = 0; i < others(tape); i++) {
+        struct other_pass *o = &tape->others->pass[i];
+        fsdp_status one = is_open(o->comm, o->pass, o->number) ? fsdp_pass_cancel(o->pass) : FSDP_OK;
+        if (st == FSDP_OK) st = one;
+    }
+    if (is_open(tape->comm, tape->pass, tape->pass_number)) {
+        fsdp_status own = fsdp_pass_cancel(tape->pass);
+        if (st == FSDP_OK) st = own;
+    }
+    destroy_tape(tape);
     return st;
 }
 

@@ -155,22 +155,6 @@ static float from_bits(uint32_t bits)
     return x;
 }
 
-static bool is_member(const fsdp_comm *comm, int world_rank)
-{
-    for (int r = 0; r < comm->size; r++)
-        if (comm->world_ranks[r] == world_rank) return true;
-    return false;
-}
-
-static bool encloses(const fsdp_comm *over, const fsdp_comm *comm)
-{
-    if (over == comm) return true;
-    if (over->world != comm->world) return comm->size == 1; /* a rank of its own: it is in this one */
-    for (int r = 0; r < comm->size; r++)
-        if (!is_member(over, comm->world_ranks[r])) return false;
-    return true;
-}
-
 static fsdp_status communicator_of(fsdp_comm **out, fsdp_unit_list units, fsdp_comm *over)
 {
     FSDP_FAIL_IF(units.count == 0 && over == NULL, FSDP_ERR_INVALID, "fsdp_step_norm: no units, and no communicator");
@@ -178,7 +162,7 @@ static fsdp_status communicator_of(fsdp_comm **out, fsdp_unit_list units, fsdp_c
         const fsdp_unit *u = units.units[i], *first = units.units[0];
         FSDP_FAIL_IF(over == NULL && u->rt != first->rt, FSDP_ERR_INVALID,
                      "fsdp_step_norm: units \"%s\" and \"%s\" are of different communicators: name one that has the ranks of both (`over`)", first->name, u->name);
-        FSDP_FAIL_IF(over != NULL && !encloses(over, u->rt->comm), FSDP_ERR_INVALID,
+        FSDP_FAIL_IF(over != NULL && !fsdpi_comm_encloses(over, u->rt->comm), FSDP_ERR_INVALID,
                      "fsdp_step_norm: unit \"%s\" is of a communicator that has ranks which are not in `over`: name one that has them all", u->name);
     }
     *out = over != NULL ? over : units.units[0]->rt->comm;

@@ -223,7 +223,8 @@ static void commit(fsdp_pass *pass)
     pass->shared_weight = NULL; /* the units have it */
 }
 
-fsdp_status fsdp_pass_end(fsdp_pass *pass)
+/* All that can fail on this rank alone. */
+static fsdp_status prepare_end(fsdp_pass *pass)
 {
     fsdpi_runtime *rt = pass->rt;
     for (int i = 0; i < pass->uses; i++)
@@ -237,21 +238,54 @@ fsdp_status fsdp_pass_end(fsdp_pass *pass)
             FSDP_TRY(fsdpi_grad_post(pass->use[i].unit));
     FSDP_TRY(fsdpi_reduce_owed(rt, !pass->unsynced));
     FSDP_TRY(reshard_idle(rt, false));
-    FSDP_TRY(prepare_commit(pass));
-    /* Without sync each goes on by itself. Ranks have waited for each other's gradients; here they learn that all have come this way: the pass counts on
-     * every rank, or on none. */
-    if (pass->unsynced) FSDP_TRY(fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], 0));
-    else FSDP_TRY(fsdpi_comm_tell(rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], NULL, 0));
+    return prepare_commit(pass);
+}
+
+/* Without sync each goes on by itself. Ranks have waited for each other's gradients; here they learn that all have come this way: the
+ * pass counts on every rank, or on none. */
+static fsdp_status meet_at_end(const fsdp_pass *pass)
+{
+    if (pass->unsynced) return fsdpi_comm_tag(pass->rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], 0);
+    return fsdpi_comm_tell(pass->rt->comm, FSDPI_OP_PASS_END, kind_names[pass->kind], NULL, 0);
+}
+
+static void end(fsdp_pass *pass)
+{
     commit(pass);
     unlink_pass(pass);
     if (!pass->joined) { /* one that was joined has no order */
-        fsdpi_order last = rt->last[pass->kind];
-        rt->last[pass->kind] = pass->order;
+        fsdpi_order last = pass->rt->last[pass->kind];
+        pass->rt->last[pass->kind] = pass->order;
         pass->order = last;
     }
     for (int i = 0; i < pass->uses; i++) fsdpi_unit_check(pass->use[i].unit);
     fsdpi_pass_free(pass);
+}
+
+/* One object for all that have gradients. */
+static void share_weight(fsdp_pass *const *pass, int count)
+{
+    fsdpi_weight *shared = NULL;
+    for (int i = 0; i < count; i++) {
+        if (shared == NULL) shared = pass[i]->shared_weight;
+        if (pass[i]->shared_weight == NULL || pass[i]->shared_weight == shared) continue;
+        fsdpi_free(pass[i]->shared_weight);
+        pass[i]->shared_weight = shared;
+    }
+}
+
+fsdp_status fsdpi_passes_end(fsdp_pass *const *pass, int count)
+{
+    for (int i = 0; i < count; i++) FSDP_TRY(prepare_end(pass[i]));
+    for (int i = 0; i < count; i++) FSDP_TRY(meet_at_end(pass[i]));
+    share_weight(pass, count);
+    for (int i = 0; i < count; i++) end(pass[i]);
     return FSDP_OK;
+}
+
+fsdp_status fsdp_pass_end(fsdp_pass *pass)
+{
+    return fsdpi_passes_end(&pass, 1);
 }
 
 /* A kernel that failed, the caller's perhaps, is why one cancels: streams go on. Passes that are open have lost work,

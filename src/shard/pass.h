@@ -34,6 +34,10 @@ struct fsdp_pass {
     bool lost_work;    /* a kernel failed while it was open: it can only be cancelled */
 };
 
+/* Ends passes of several communicators as one micro-batch: all count, or none, and a step over several of them counts the weight, which
+ * they have in common, once. pass: in an order that all ranks share. */
+fsdp_status fsdpi_passes_end(fsdp_pass *const *pass, int count);
+
 void fsdpi_pass_free(fsdp_pass *pass);
 /* The unit's entry, NULL where it has none; or a new one. */
 fsdpi_use *fsdpi_pass_find(const fsdp_pass *pass, const fsdp_unit *u);

@@ -7,12 +7,16 @@
 
 #include "shard/unit.h"
 
-/* Whether the event is allowed for each unit, and each is in the list once. */
+/* Whether the event is allowed for each unit, and each is in the list once. Gives their runtimes one new mark. */
 fsdp_status fsdpi_list_check(fsdp_unit_list units, fsdpi_event ev);
 /* One tag for the list, on each of its communicators; or a meeting there. */
 fsdp_status fsdpi_list_tag(fsdp_unit_list units, fsdpi_op op, bool meet);
 /* The communicators of the units, each once, in an order that all ranks share; NULL: begin; returns NULL after the last. Ranks
  * that meet on several, one after another, must do so in one order. */
 fsdpi_runtime *fsdpi_list_next(fsdp_unit_list units, const fsdpi_runtime *after);
+/* That order, of two. */
+bool fsdpi_runtime_comes_before(const fsdpi_runtime *a, const fsdpi_runtime *b);
+/* Whether all ranks of comm are in `over`. */
+bool fsdpi_comm_encloses(const fsdp_comm *over, const fsdp_comm *comm);
 
 #endif
