@@ -131,7 +131,7 @@ typedef struct fsdp_module_param_info {
     fsdp_param param;   /* its name is the last part */
     fsdp_unit *unit;    /* NULL: not wrapped */
     int index;          /* in the unit */
-    bool frozen;
+    bool frozen, ignored;
     const char *const *aliases; /* its other names below m, where modules share it */
     int alias_count;
 } fsdp_module_param_info;
@@ -145,6 +145,16 @@ FSDP_API int64_t fsdp_module_numel(fsdp_module *m);
  * does not go there at all. Collective where there are units; not within passes and steps, or while there are gradients that
  * no step has used. FSDP_ERR_INVALID where no parameter fits. */
 FSDP_API fsdp_status fsdp_module_set_frozen(fsdp_module *m, const char *pattern, bool frozen) FSDP_NODISCARD;
+
+/* Not collective, and the same on every rank (fsdp_wrap() checks it). Parameters below m whose full name from m on fits the pattern
+ * are left alone by units, or not after all; to be said before they are wrapped, else FSDP_ERR_STATE. Of an ignored parameter each
+ * rank has its own: whole, never gathered, reduced or compared, with the values that this rank gave it, and as gradient what this
+ * rank's micro-batches brought. fsdp_wrap() puts those below it into a unit "NAME.ignored" on a communicator of this rank
+ * alone (mode none), which fsdp_module_params() tells. It is not among fsdp_module_units(), so no optimizer, norm or average has
+ * it unless you put it there: an optimizer of it alone divides by the weight of this rank's passes; one of all units, with
+ * fsdp_step_opts.over, by that of all. A summon, an initialisation and a checkpoint of the module have it: rank 0's is saved, and all
+ * ranks' are set by a load. fsdp_wrap_together() leaves it to the wrap around. FSDP_ERR_INVALID where no parameter fits. */
+FSDP_API fsdp_status fsdp_module_set_ignored(fsdp_module *m, const char *pattern, bool ignored) FSDP_NODISCARD;
 
 /* ---- summon and initialise ---- */
 

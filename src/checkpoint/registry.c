@@ -63,10 +63,20 @@ static fsdp_status add(fsdp_checkpoint *c, const char *name, fsdpi_entry e)
     return FSDP_OK;
 }
 
+/* On a communicator of this rank alone, that is no part of the checkpoint's. */
+static bool is_alone(const fsdp_unit *u, const fsdp_comm *comm)
+{
+    const fsdp_comm *own = fsdp_unit_comm(u);
+    return own->world != comm->world && own->size == 1;
+}
+
 static fsdp_status add_tensor(fsdp_checkpoint *c, const char *name, fsdpi_entry e)
 {
     const fsdp_unit *u = e.unit;
     FSDP_FAIL_IF(u == NULL || e.index < 0 || e.index >= fsdp_unit_param_count(u), FSDP_ERR_INVALID, "fsdp_checkpoint: \"%s\": no such parameter", name);
+    FSDP_FAIL_IF(fsdp_unit_comm(u) != c->comm && !is_alone(u, c->comm), FSDP_ERR_INVALID,
+                 "fsdp_checkpoint: \"%s\": its unit \"%s\" is on another communicator than the checkpoint, whose ranks may have other units: save it by a checkpoint on that one", name,
+                 fsdp_unit_name(u));
     const fsdp_param *p = fsdp_unit_param_info(u, e.index);
     e.ndim = p->ndim;
     memcpy(e.shape, p->shape, sizeof(e.shape));
@@ -261,7 +271,8 @@ fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e)
 
 fsdpi_range_of fsdpi_entry_range(const fsdp_checkpoint *c, const fsdpi_entry *e)
 {
-    /* Others keep the same: the first writes. */
-    int replica = e->kind == FSDPI_ENTRY_BUFFER ? fsdp_comm_rank(c->comm) : fsdp_unit_replica(e->unit);
+    /* Others keep the same, or (ignored parameters) something of their own: the first writes. */
+    bool each_has_one = e->kind == FSDPI_ENTRY_BUFFER || is_alone(e->unit, c->comm);
+    int replica = each_has_one ? fsdp_comm_rank(c->comm) : fsdp_unit_replica(e->unit);
     return replica != 0 ? (fsdpi_range_of){ 0 } : fsdpi_entry_kept(e);
 }

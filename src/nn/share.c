@@ -81,7 +81,7 @@ static fsdp_status list_param(fsdpi_parameter *p, const char *name, void *arg)
 {
     listing *l = arg;
     l->info[p->listed] = (fsdp_module_param_info){ .name = copy_name(l, name), .param = p->info, .unit = p->unit, .index = p->index,
-                                                   .frozen = p->source.frozen(p), .aliases = l->aliases + l->places };
+                                                   .frozen = p->source.frozen(p), .ignored = p->ignored, .aliases = l->aliases + l->places };
     l->places += p->places - 1; /* at most so many below m */
     return FSDP_OK;
 }
@@ -179,5 +179,7 @@ void fsdpi_module_drop_units(fsdp_module *m)
     leave_joint(m);
     fsdp_unit_destroy(m->unit);
     fsdp_unit_destroy(m->small);
+    fsdp_unit_destroy(m->ignored);
+    fsdp_comm_destroy(m->alone);
     let_go(&m->held);
 }

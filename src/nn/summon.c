@@ -36,6 +36,7 @@ fsdp_status fsdpi_module_owners(fsdp_module *m, bool recurse, fsdpi_owners *l)
     if (!recurse && m->unit != NULL) {
         l->unit[l->count++] = m->unit;
         if (m->small != NULL) l->unit[l->count++] = m->small;
+        if (m->ignored != NULL) l->unit[l->count++] = m->ignored;
         return FSDP_OK;
     }
     for (int i = 0; i < inside.count; i++) l->unit[l->count++] = inside.units[i];

@@ -80,14 +80,34 @@ fsdp_status fsdp_units_table(const fsdp_unit_info *units, int count, char **out)
     return FSDP_OK;
 }
 
+typedef struct listing {
+    fsdp_unit_info *info;
+    int count;
+} listing;
+
+static fsdp_status count_ignored(fsdp_module *m, void *arg)
+{
+    *(int *)arg += m->ignored != NULL;
+    return FSDP_OK;
+}
+
+static fsdp_status list_ignored(fsdp_module *m, void *arg)
+{
+    listing *l = arg;
+    if (m->ignored != NULL) fsdp_unit_get_info(m->ignored, &l->info[l->count++]);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_wrap_table(fsdp_module *m, char **out)
 {
     fsdp_unit_list units;
-    fsdp_unit_info *info;
+    listing l = { 0 };
     FSDP_TRY(fsdpi_module_units(m, &units));
-    FSDPI_NEW(info, units.count);
-    for (int i = 0; i < units.count; i++) fsdp_unit_get_info(units.units[i], &info[i]);
-    fsdp_status st = fsdp_units_table(info, units.count, out);
-    fsdpi_free(info);
+    FSDP_TRY(fsdpi_module_walk(m, count_ignored, &l.count));
+    FSDPI_NEW(l.info, units.count + l.count);
+    for (l.count = 0; l.count < units.count; l.count++) fsdp_unit_get_info(units.units[l.count], &l.info[l.count]);
+    fsdp_status st = fsdpi_module_walk(m, list_ignored, &l);
+    if (st == FSDP_OK) st = fsdp_units_table(l.info, l.count, out);
+    fsdpi_free(l.info);
     return st;
 }

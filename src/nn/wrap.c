@@ -21,6 +21,7 @@ static bool keeps_small_apart(const fsdp_wrap_opts *o)
 static bool is_free(const fsdpi_parameter *p, const fsdp_wrap_opts *o, fsdpi_which which)
 {
     if (p->unit != NULL) return false;
+    if (p->ignored) return which == FSDPI_IGNORED;
     bool small = keeps_small_apart(o) && p->tensor.numel * (int64_t)sizeof(float) < o->keep_whole_below;
     return small == (which == FSDPI_SMALL);
 }
@@ -223,6 +224,7 @@ static fsdp_status make(fsdpi_wrapping *w, fsdp_status st, collection *c, fsdp_m
         c->param[i]->index = i;
     }
     if (c->which == FSDPI_SMALL) m->small = u;
+    else if (c->which == FSDPI_IGNORED) m->ignored = u;
     else if (j == NULL || j->borrowed) m->unit = u;
     if (j != NULL && j->borrowed) join(j, u, m->child, m->children);
     else join(j, u, member, members);
@@ -259,6 +261,31 @@ static fsdp_status wrap_small(fsdpi_wrapping *w)
     return st;
 }
 
+/* A rank's own communicator lives as long as its unit. */
+static fsdp_status make_ignored(fsdpi_wrapping *w, collection *c)
+{
+    fsdp_comm *alone;
+    char name[256];
+    FSDP_TRY(collect(c, &w->root, (const char *const[]){ "" }, 1));
+    if (c->count == 0) return FSDP_OK;
+    FSDP_TRY(fsdp_comm_create_self(&alone));
+    snprintf(name, sizeof(name), "%.200s.ignored", w->opts.name != NULL ? w->opts.name : w->root->type);
+    fsdp_wrap_opts o = { .comm = alone, .name = name, .mode = FSDP_MODE_NONE, .storage_device = w->opts.storage_device, .compute_device = w->opts.compute_device };
+    fsdp_status st = make(w, FSDP_OK, c, &w->root, 1, &o);
+    if (st == FSDP_OK) w->root->alone = alone;
+    else fsdp_comm_destroy(alone);
+    return st;
+}
+
+/* Other ranks are told how it went. */
+static fsdp_status wrap_ignored(fsdpi_wrapping *w)
+{
+    collection c = { .o = &w->opts, .which = FSDPI_IGNORED };
+    fsdp_status st = make_ignored(w, &c);
+    free_collection(&c);
+    return fsdp_comm_agree(w->opts.comm, st);
+}
+
 static void forget_joint(const fsdpi_joint *j, fsdp_module *m)
 {
     if (m->joint == j) m->joint = NULL;
@@ -281,6 +308,11 @@ static void undo(fsdpi_wrapping *w)
             fsdpi_free(g->joint);
         }
         fsdp_unit_destroy(g->unit);
+        if (g->module->ignored == g->unit) {
+            g->module->ignored = NULL;
+            fsdp_comm_destroy(g->module->alone);
+            g->module->alone = NULL;
+        }
     }
     fsdpi_free(w->made);
 }
@@ -342,11 +374,13 @@ fsdp_status fsdp_wrap(fsdp_module **out, fsdp_module *m, const fsdp_wrap_opts *o
     FSDP_FAIL_IF(m->unit != NULL && m->parent != NULL, FSDP_ERR_INVALID, "fsdp_wrap: module %s is wrapped already (unit \"%s\") and in another module: wrap that one",
                  m->type, fsdp_unit_name(m->unit));
     fsdpi_wrapping w = { .root = m, .opts = *opts };
-    fsdp_status st = FSDP_OK;
+    fsdp_status st = fsdpi_wrap_same_ignored(opts->comm, &m, 1);
+    if (st != FSDP_OK) return st;
     if (m->unit != NULL) st = fsdp_comm_agree(opts->comm, put_around(&w.root, m));
     if (st == FSDP_OK && opts->policy != NULL) st = fsdpi_wrap_policy(&w);
     if (st == FSDP_OK) st = fsdpi_wrap_members(&w, &w.root, (const char *const[]){ "" }, 1, &w.opts);
     if (st == FSDP_OK) st = wrap_small(&w);
+    if (st == FSDP_OK) st = wrap_ignored(&w);
     st = finish(&w, st);
     if (st != FSDP_OK) {
         take_off(w.root, m);
@@ -376,6 +410,7 @@ fsdp_status fsdp_wrap_together(fsdp_module *const *modules, int count, const fsd
                          modules[i]->type, k, modules[k]->type);
         FSDP_FAIL_IF(modules[i]->forward == NULL, FSDP_ERR_INVALID, "fsdp_wrap_together: module %d (%s) is never run: give its children", i, modules[i]->type);
     }
+    FSDP_TRY(fsdpi_wrap_same_ignored(opts->comm, modules, count));
     fsdpi_wrapping w = { .opts = *opts };
     char (*text)[16] = fsdpi_calloc((size_t)count, sizeof(*text));
     const char **prefix = fsdpi_calloc((size_t)count, sizeof(*prefix));
