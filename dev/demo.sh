@@ -1,6 +1,7 @@
 #!/bin/sh
 # make demo: a GPT learns the King James Bible, byte by byte, on every CPU of this machine, and then writes in its style.
-# The settings are those that reach a validation loss below 1.7 nats a byte in a few minutes on two cores.
+# The settings are those that reach a validation loss below 1.7 nats a byte in a few minutes on two cores. Sequences of 128 rather than
+# 256 bytes: in shorter ones a model learns sooner to look back, in half as many bytes a step.
 set -eu
 cd "$(dirname "$0")/.."
 out=${OUT:-out/demo}
@@ -22,7 +23,7 @@ elif [ -d "$out/checkpoints" ]; then
 else
     rm -rf "$out"
     $fsdp train --model gpt2-3m --data $data --out "$out" \
-        --steps 1000 --batch 8 --micro-batch 4 --lr 3e-3 --warmup 50 --weight-decay 0.1 \
+        --steps 1000 --seq 128 --batch 8 --micro-batch 4 --lr 2e-3 --warmup 50 --weight-decay 0.1 \
         --eval-every 250 --eval-batches 40 --save-every 250
 fi
 

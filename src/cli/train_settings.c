@@ -27,7 +27,7 @@ const cli_option train_options[] = {
     { .name = "stop-after", .kind = CLI_INT, .offset = AT(stop_after), .value = "N", .help = "save and leave when the run has had N steps; the schedule stays that of --steps", .min = 1, .max = BIG, .of_the_call = true },
     { .name = "batch", .kind = CLI_INT, .offset = AT(batch), .value = "SEQUENCES", .fallback = "8", .help = "a step, over all ranks", .min = 1, .max = 1e9 },
     { .name = "micro-batch", .kind = CLI_INT, .offset = AT(micro_batch), .value = "SEQUENCES", .help = "a rank and pass [batch / 8, or what comes near]; the same bits on every number of ranks that divides batch / micro-batch", .min = 1, .max = 1e9 },
-    { .name = "seq", .kind = CLI_INT, .offset = AT(seq), .value = "N", .help = "tokens of a sequence [the model's context]", .min = 1, .max = 1e9 },
+    { .name = "seq", .kind = CLI_INT, .offset = AT(seq), .value = "N", .help = "tokens of a sequence; a named model that begins anew gets a context of so many [the model's context]", .min = 1, .max = 1e9 },
     { .name = "lr", .kind = CLI_FLOAT, .offset = AT(lr), .value = "X", .fallback = "0.001", .help = "the highest learning rate", .min = 0, .max = 1e38 },
     { .name = "min-lr", .kind = CLI_FLOAT, .offset = AT(min_lr), .value = "X", .help = "where the schedule ends [lr / 10]", .min = 0, .max = 1e38 },
     { .name = "warmup", .kind = CLI_INT, .offset = AT(warmup), .value = "N", .help = "steps of linear rise [steps / 20]", .min = 0, .max = BIG },
@@ -320,6 +320,16 @@ static int open_data(train_run *run)
     return 0;
 }
 
+/* Positions that no sequence has are never trained: a model that begins anew has none. A config.json is taken at its word. */
+static fsdp_status create_model(train_run *run)
+{
+    const train_settings *s = &run->s;
+    fsdp_gpt2_config c;
+    if (s->init != NULL || s->seq == 0 || fsdp_gpt2_preset(&c, s->model) != FSDP_OK) return fsdp_model_create(&run->model, s->model);
+    c.n_positions = s->seq;
+    return fsdp_model_create_gpt2(&run->model, &c);
+}
+
 static int open_model(train_run *run)
 {
     train_settings *s = &run->s;
@@ -329,7 +339,7 @@ static int open_model(train_run *run)
         fsdp_gpt2_config c;
         if (text == NULL || fsdp_gpt2_config_parse(&c, text, run->checkpoint) != FSDP_OK || fsdp_model_create_gpt2(&run->model, &c) != FSDP_OK)
             return cli_fail("%s: the model's config: %s", run->checkpoint, text == NULL ? "is missing" : fsdp_last_error_message());
-    } else if (fsdp_model_create(&run->model, s->model) != FSDP_OK) {
+    } else if (create_model(run) != FSDP_OK) {
         return cli_fail("--model: %s", fsdp_last_error_message());
     }
     if (is_set(run, "dropout") && fsdp_model_set_dropout(run->model, (float)s->dropout) != FSDP_OK) return cli_fail("--dropout: %s", fsdp_last_error_message());
