@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * GPT-2 as modules: root { wte, wpe, h.N { ln_1, attn { c_attn, c_proj }, ln_2, mlp { c_fc, c_proj } }, ln_f }.
+ * GPT-2 as modules: root { wte, wpe, h.N { ln_1, attn { c_attn, c_proj }, ln_2, mlp { c_fc, c_proj } }, ln_f, lm_head }. Where
+ * embeddings are tied, lm_head's weight is wte's.
  *
  * Between blocks the residual stream is a pair (x, delta): the addition is done in one pass with the layer norm that
  * follows it, which is the next block's. */
@@ -148,7 +149,7 @@ static fsdp_status embed(fsdp_module *root, fsdp_model *model, fsdp_tape *tape, 
 /* The last rows of every sample: what a generation needs. */
 static fsdp_status head(fsdp_module *root, fsdp_model *model, fsdp_tape *tape, fsdp_tensor *y, fsdp_tensor **out)
 {
-    fsdp_module *owner = root->child[model->config.tie_word_embeddings ? WTE : LM_HEAD];
+    fsdp_module *owner = root->child[LM_HEAD];
     fsdp_tensor *w = fsdp_module_param(owner, 0);
     FSDP_TRY(fsdpi_module_enter(owner, tape));
     if (model->labels != NULL) {
@@ -305,13 +306,13 @@ fsdp_status fsdp_model_create_gpt2(fsdp_model **out, const fsdp_gpt2_config *con
     m->config = *config;
     const fsdp_gpt2_config *c = &m->config;
     fsdp_module *child[5] = { NULL };
-    int n = c->tie_word_embeddings ? 4 : 5;
     fsdp_status st = make_table(&child[WTE], c->vocab_size, c->n_embd, c->initializer_range);
     if (st == FSDP_OK) st = make_table(&child[WPE], c->n_positions, c->n_embd, c->initializer_range);
     if (st == FSDP_OK) st = make_blocks(&child[H], m);
     if (st == FSDP_OK) st = fsdp_layer_norm(&child[LN_F], c->n_embd, c->layer_norm_epsilon);
-    if (st == FSDP_OK && n == 5) st = make_table(&child[LM_HEAD], c->vocab_size, c->n_embd, c->initializer_range);
-    st = group(&m->module, "gpt2", root_forward, m, NULL, child, (const char *const[]){ "wte", "wpe", "h", "ln_f", "lm_head" }, n);
+    if (st == FSDP_OK) st = make_table(&child[LM_HEAD], c->vocab_size, c->n_embd, c->initializer_range);
+    if (st == FSDP_OK && c->tie_word_embeddings) st = fsdp_module_share_param(child[LM_HEAD], 0, child[WTE], 0);
+    st = group(&m->module, "gpt2", root_forward, m, NULL, child, (const char *const[]){ "wte", "wpe", "h", "ln_f", "lm_head" }, 5);
     if (st != FSDP_OK) {
         fsdpi_free(m);
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
