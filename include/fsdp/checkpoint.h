@@ -40,7 +40,8 @@ FSDP_API void fsdp_checkpoint_destroy(fsdp_checkpoint *c);
 /* Not collective, but the same on every rank. Names are copied, and must differ; the rest is borrowed. */
 /* Parameter `index` of a unit, saved as `name`. */
 FSDP_API fsdp_status fsdp_checkpoint_add_param(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index) FSDP_NODISCARD;
-/* All parameters of a tree of modules, which must be in units: each is saved as `prefix` (NULL: "") and its full name. */
+/* All parameters of a tree of modules, which must be in units: each is saved as `prefix` (NULL: "") and its full name.
+ * The other names of a shared one are its second names: see fsdp_checkpoint_add_alias(). */
 FSDP_API fsdp_status fsdp_checkpoint_add_module(fsdp_checkpoint *c, const char *prefix, fsdp_module *m) FSDP_NODISCARD;
 /* An array that goes along with a unit's slices (fsdp_slice.state_offset): the part of it that belongs to a parameter. */
 FSDP_API fsdp_status fsdp_checkpoint_add_state(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index, float *state) FSDP_NODISCARD;
@@ -53,7 +54,8 @@ FSDP_API fsdp_status fsdp_checkpoint_add_scaler(fsdp_checkpoint *c, fsdp_scaler 
 /* A tensor in host memory, whole on every rank, that is no parameter (running means): rank 0's is saved, all ranks' are set by
  * a load. data: borrowed. */
 FSDP_API fsdp_status fsdp_checkpoint_add_buffer(fsdp_checkpoint *c, const char *name, fsdp_dtype dtype, int ndim, const int64_t *shape, void *data) FSDP_NODISCARD;
-/* A second name of a tensor added before (tied weights): it is saved once, under `of`, and loaded under either. */
+/* A second name of a tensor added before (tied weights): it is saved once, under `of`, and loaded under either. Optimizer state and
+ * averages that are added after it have second names alike: "optim.exp_avg.NAME". */
 FSDP_API fsdp_status fsdp_checkpoint_add_alias(fsdp_checkpoint *c, const char *name, const char *of) FSDP_NODISCARD;
 /* Numbers and texts of the whole run: rank 0's are saved, all ranks' are set by a load. A text is copied now; a load
  * checks nothing of it (see fsdp_checkpoint_reader_text). */
@@ -158,6 +160,14 @@ FSDP_API const fsdp_checkpoint_entry *fsdp_checkpoint_reader_find(const fsdp_che
 /* Elements [first, first + numel), as floats; or as they lie in the file: numel * fsdp_dtype_bytes(dtype) bytes. */
 FSDP_API fsdp_status fsdp_checkpoint_reader_read(fsdp_checkpoint_reader *r, const char *name, int64_t first, int64_t numel, float *out) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_checkpoint_reader_read_raw(fsdp_checkpoint_reader *r, const char *name, int64_t first, int64_t numel, void *out) FSDP_NODISCARD;
+
+/* Second names, in their order; of: what is found under them, an entry or a number. Borrowed. NULL: out of range. */
+typedef struct fsdp_checkpoint_alias {
+    const char *name, *of;
+} fsdp_checkpoint_alias;
+
+FSDP_API int fsdp_checkpoint_reader_aliases(const fsdp_checkpoint_reader *r);
+FSDP_API const fsdp_checkpoint_alias *fsdp_checkpoint_reader_alias(const fsdp_checkpoint_reader *r, int i);
 
 /* FSDP_ERR_FORMAT where there is no such number. */
 FSDP_API fsdp_status fsdp_checkpoint_reader_i64(const fsdp_checkpoint_reader *r, const char *name, int64_t *out) FSDP_NODISCARD;

@@ -27,17 +27,6 @@ typedef struct loading {
 
 /* ---- what fits ---- */
 
-static bool has_value(const fsdp_checkpoint_reader *r, const fsdpi_entry *e)
-{
-    int64_t i;
-    double x;
-    fsdpi_error kept;
-    fsdpi_error_save(&kept);
-    bool has = e->kind == FSDPI_ENTRY_F64 ? fsdp_checkpoint_reader_f64(r, e->name, &x) == FSDP_OK : fsdp_checkpoint_reader_i64(r, e->name, &i) == FSDP_OK;
-    fsdpi_error_restore(&kept);
-    return has;
-}
-
 /* Entry i's name in the checkpoint: its own, or another that it has here. */
 static const fsdp_checkpoint_entry *find_there(const loading *l, int i)
 {
@@ -45,6 +34,27 @@ static const fsdp_checkpoint_entry *find_there(const loading *l, int i)
     for (int k = 0; k < l->c->count && there == NULL; k++)
         if (l->c->entry[k].kind == FSDPI_ENTRY_ALIAS && l->c->entry[k].of == i) there = fsdp_checkpoint_reader_find(l->reader, l->c->entry[k].name);
     return there;
+}
+
+static bool has_value(const fsdp_checkpoint_reader *r, fsdpi_entry_kind kind, const char *name)
+{
+    int64_t i;
+    double x;
+    fsdpi_error kept;
+    fsdpi_error_save(&kept);
+    bool has = kind == FSDPI_ENTRY_F64 ? fsdp_checkpoint_reader_f64(r, name, &x) == FSDP_OK : fsdp_checkpoint_reader_i64(r, name, &i) == FSDP_OK;
+    fsdpi_error_restore(&kept);
+    return has;
+}
+
+/* The same of a number; NULL: it is not there. */
+static const char *find_value_there(const loading *l, int i)
+{
+    const fsdpi_entry *e = &l->c->entry[i];
+    if (has_value(l->reader, e->kind, e->name)) return e->name;
+    for (const fsdpi_entry *a = l->c->entry; a < l->c->entry + l->c->count; a++)
+        if (a->kind == FSDPI_ENTRY_ALIAS && a->of == i && has_value(l->reader, e->kind, a->name)) return a->name;
+    return NULL;
 }
 
 static void choose(loading *l, int i)
@@ -57,9 +67,9 @@ static void choose(loading *l, int i)
         else l->chosen[i] = fsdpi_tensor_fits(&l->misfits, e, there->dtype, there->ndim, there->shape, l->o.cast);
         if (l->chosen[i]) l->name[i] = there->name;
     } else {
-        l->chosen[i] = has_value(l->reader, e);
+        l->name[i] = find_value_there(l, i);
+        l->chosen[i] = l->name[i] != NULL;
         if (!l->chosen[i]) fsdpi_misfits_add(&l->misfits, FSDPI_MISSING, "\"%s\"", fsdpi_show(e->name).s);
-        l->name[i] = e->name;
     }
     l->loaded += l->chosen[i];
 }
@@ -152,7 +162,7 @@ static fsdp_status load_rest(loading *l)
         case FSDPI_ENTRY_I64: FSDP_TRY(fsdp_checkpoint_reader_i64(l->reader, e->name, e->value)); break;
         case FSDPI_ENTRY_F64: FSDP_TRY(fsdp_checkpoint_reader_f64(l->reader, e->name, e->value)); break;
         case FSDPI_ENTRY_STEPS:
-            FSDP_TRY(fsdp_checkpoint_reader_i64(l->reader, e->name, &steps));
+            FSDP_TRY(fsdp_checkpoint_reader_i64(l->reader, l->name[i], &steps));
             fsdp_optim_set_param_steps(e->optim, e->unit, e->index, steps);
             break;
         default: break;

@@ -9,6 +9,7 @@
 #include "checkpoint/registry.h"
 #include "format/fileio.h"
 #include "format/json.h"
+#include "format/shown.h"
 
 #include <fsdp/safetensors.h>
 
@@ -37,7 +38,8 @@ struct fsdp_checkpoint_reader {
     char *path;
     json_t *root; /* names and texts are its */
     const json_t *values;
-    const json_t *aliases; /* NULL: there are none */
+    fsdp_checkpoint_alias *alias; /* in the order of their names */
+    int aliases;
     int64_t step;
     int ranks;
     data_file *file;
@@ -159,6 +161,30 @@ static fsdp_status read_files(fsdp_checkpoint_reader *r, fsdpi_json_object root)
     return FSDP_OK;
 }
 
+static int by_second_name(const void *a, const void *b)
+{
+    return strcmp(((const fsdp_checkpoint_alias *)a)->name, ((const fsdp_checkpoint_alias *)b)->name);
+}
+
+static fsdp_status read_aliases(fsdp_checkpoint_reader *r, fsdpi_json_object root)
+{
+    const json_t *all, *of;
+    const char *name;
+    if (!fsdpi_json_has(root, "aliases")) return FSDP_OK; /* there are none, or it is older than they are */
+    FSDP_TRY(fsdpi_json_child(root, "aliases", &all));
+    FSDPI_NEW(r->alias, json_object_size(all));
+    json_object_foreach((json_t *)(uintptr_t)all, name, of)
+    {
+        entry key = { .info.name = json_string_value(of) };
+        bool known = key.info.name != NULL && (json_object_get(r->values, key.info.name) != NULL ||
+                                               (r->count > 0 && bsearch(&key, r->entry, (size_t)r->count, sizeof(key), by_name) != NULL));
+        FSDP_FAIL_IF(!known, FSDP_ERR_FORMAT, "%s: aliases: \"%s\" is another name of nothing", root.file, fsdpi_show(name).s);
+        r->alias[r->aliases++] = (fsdp_checkpoint_alias){ name, key.info.name };
+    }
+    qsort(r->alias, (size_t)r->aliases, sizeof(*r->alias), by_second_name);
+    return FSDP_OK;
+}
+
 static fsdp_status read_manifest(fsdp_checkpoint_reader *r, const char *file)
 {
     fsdpi_json_object o = { r->root, file, "" };
@@ -172,9 +198,9 @@ static fsdp_status read_manifest(fsdp_checkpoint_reader *r, const char *file)
     FSDP_TRY(fsdpi_json_int(o, "ranks", 1, INT32_MAX, &ranks));
     r->ranks = (int)ranks;
     FSDP_TRY(fsdpi_json_child(o, "values", &r->values));
-    if (fsdpi_json_has(o, "aliases")) FSDP_TRY(fsdpi_json_child(o, "aliases", &r->aliases));
     FSDP_TRY(read_files(r, o));
-    return read_entries(r, o);
+    FSDP_TRY(read_entries(r, o));
+    return read_aliases(r, o);
 }
 
 fsdp_status fsdp_checkpoint_reader_open(fsdp_checkpoint_reader **out, const char *path)
@@ -208,6 +234,7 @@ void fsdp_checkpoint_reader_close(fsdp_checkpoint_reader *r)
     for (int i = 0; i < r->count; i++) fsdpi_free(r->entry[i].piece);
     fsdpi_free(r->file);
     fsdpi_free(r->entry);
+    fsdpi_free(r->alias);
     json_decref(r->root);
     fsdpi_free(r->path);
     fsdpi_free(r);
@@ -235,13 +262,38 @@ const fsdp_checkpoint_entry *fsdp_checkpoint_reader_at(const fsdp_checkpoint_rea
     return i >= 0 && i < r->count ? &r->entry[i].info : NULL;
 }
 
+int fsdp_checkpoint_reader_aliases(const fsdp_checkpoint_reader *r)
+{
+    return r->aliases;
+}
+
+const fsdp_checkpoint_alias *fsdp_checkpoint_reader_alias(const fsdp_checkpoint_reader *r, int i)
+{
+    return i >= 0 && i < r->aliases ? &r->alias[i] : NULL;
+}
+
+/* What a name is another one of; NULL: of nothing. */
+static const char *named_by(const fsdp_checkpoint_reader *r, const char *name)
+{
+    fsdp_checkpoint_alias key = { .name = name };
+    const fsdp_checkpoint_alias *a = r->aliases > 0 ? bsearch(&key, r->alias, (size_t)r->aliases, sizeof(key), by_second_name) : NULL;
+    return a != NULL ? a->of : NULL;
+}
+
 static const entry *find(const fsdp_checkpoint_reader *r, const char *name)
 {
     entry key = { .info.name = name };
     const entry *e = r->count > 0 ? bsearch(&key, r->entry, (size_t)r->count, sizeof(key), by_name) : NULL;
-    if (e != NULL || r->aliases == NULL) return e;
-    key.info.name = json_string_value(json_object_get(r->aliases, name));
+    if (e != NULL) return e;
+    key.info.name = named_by(r, name);
     return key.info.name != NULL && r->count > 0 ? bsearch(&key, r->entry, (size_t)r->count, sizeof(key), by_name) : NULL;
+}
+
+static const json_t *value(const fsdp_checkpoint_reader *r, const char *name)
+{
+    const json_t *v = json_object_get(r->values, name);
+    const char *of = v == NULL ? named_by(r, name) : NULL;
+    return of != NULL ? json_object_get(r->values, of) : v;
 }
 
 const fsdp_checkpoint_entry *fsdp_checkpoint_reader_find(const fsdp_checkpoint_reader *r, const char *name)
@@ -262,7 +314,7 @@ const fsdp_checkpoint_file *fsdp_checkpoint_reader_file(const fsdp_checkpoint_re
 
 fsdp_status fsdp_checkpoint_reader_i64(const fsdp_checkpoint_reader *r, const char *name, int64_t *out)
 {
-    const json_t *v = json_object_get(r->values, name);
+    const json_t *v = value(r, name);
     FSDP_FAIL_IF(!json_is_integer(v), FSDP_ERR_FORMAT, "checkpoint %s has no integer \"%s\"", r->path, name);
     *out = json_integer_value(v);
     return FSDP_OK;
@@ -274,7 +326,7 @@ fsdp_status fsdp_checkpoint_reader_f64(const fsdp_checkpoint_reader *r, const ch
         const char *text;
         double value;
     } words[] = { { "inf", INFINITY }, { "-inf", -INFINITY }, { "nan", NAN } };
-    const json_t *v = json_object_get(r->values, name);
+    const json_t *v = value(r, name);
     for (int i = 0; i < 3 && json_is_string(v); i++) {
         if (strcmp(json_string_value(v), words[i].text) != 0) continue;
         *out = words[i].value;
@@ -287,7 +339,7 @@ fsdp_status fsdp_checkpoint_reader_f64(const fsdp_checkpoint_reader *r, const ch
 
 const char *fsdp_checkpoint_reader_text(const fsdp_checkpoint_reader *r, const char *name)
 {
-    return json_string_value(json_object_get(r->values, name));
+    return json_string_value(value(r, name));
 }
 
 /* ---- data ---- */

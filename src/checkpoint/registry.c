@@ -126,6 +126,11 @@ fsdp_status fsdp_checkpoint_add_module(fsdp_checkpoint *c, const char *prefix, f
     for (int i = 0; i < n; i++) {
         snprintf(name, sizeof(name), "%s%s", prefix != NULL ? prefix : "", p[i].name);
         FSDP_TRY(fsdp_checkpoint_add_param(c, name, p[i].unit, p[i].index));
+        for (int k = 0; k < p[i].alias_count; k++) {
+            char other[700];
+            snprintf(other, sizeof(other), "%s%s", prefix != NULL ? prefix : "", p[i].aliases[k]);
+            FSDP_TRY(fsdp_checkpoint_add_alias(c, other, name));
+        }
     }
     return FSDP_OK;
 }
@@ -157,20 +162,35 @@ static bool in_list(fsdp_unit_list units, const fsdp_unit *unit)
     return false;
 }
 
-fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim)
+/* What was added last belongs to parameter `param`, and is called as that one is, after a prefix: so under all its names. */
+static fsdp_status add_second_names(fsdp_checkpoint *c, int param, const char *prefix)
 {
     char name[700];
+    for (int k = param, of = c->count - 1; k < of; k++) {
+        if (c->entry[k].kind != FSDPI_ENTRY_ALIAS || c->entry[k].of != param) continue;
+        snprintf(name, sizeof(name), "%s%s", prefix, c->entry[k].name);
+        FSDP_TRY(add(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_ALIAS, .of = of }));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim)
+{
+    char name[700], prefix[128];
     for (int i = 0, params = c->count; i < params; i++) {
         fsdpi_entry p = c->entry[i];
         if (p.kind != FSDPI_ENTRY_PARAM || !in_list(fsdp_optim_units(optim), p.unit)) continue;
         for (int k = 0; k < fsdp_optim_state_kinds(optim); k++) {
             float *state;
             FSDP_TRY(fsdp_optim_state(optim, p.unit, k, &state));
-            snprintf(name, sizeof(name), "optim.%s.%s", fsdp_optim_state_name(optim, k), p.name);
+            snprintf(prefix, sizeof(prefix), "optim.%s.", fsdp_optim_state_name(optim, k));
+            snprintf(name, sizeof(name), "%s%s", prefix, p.name);
             FSDP_TRY(fsdp_checkpoint_add_state(c, name, p.unit, p.index, state));
+            FSDP_TRY(add_second_names(c, i, prefix));
         }
         snprintf(name, sizeof(name), "optim.steps.%s", p.name);
         FSDP_TRY(add(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_STEPS, .unit = p.unit, .index = p.index, .optim = optim }));
+        FSDP_TRY(add_second_names(c, i, "optim.steps."));
     }
     return FSDP_OK;
 }
@@ -185,6 +205,7 @@ fsdp_status fsdp_checkpoint_add_ema(fsdp_checkpoint *c, fsdp_ema *ema)
         FSDP_TRY(fsdp_ema_state(ema, p.unit, &state));
         snprintf(name, sizeof(name), "ema.%s", p.name);
         FSDP_TRY(fsdp_checkpoint_add_state(c, name, p.unit, p.index, state));
+        FSDP_TRY(add_second_names(c, i, "ema."));
     }
     return FSDP_OK;
 }

@@ -82,9 +82,16 @@ json_t *fsdpi_state_real(double x)
     return isfinite(x) ? json_real(x) : json_string(isnan(x) ? "nan" : x > 0 ? "inf" : "-inf");
 }
 
-fsdp_status fsdp_state_i64(const fsdp_state *s, const char *name, int64_t *out)
+static const json_t *value_of(const fsdp_state *s, const char *name)
 {
     const json_t *v = json_object_get(s->values, name);
+    const char *of = v == NULL ? json_string_value(json_object_get(s->aliases, name)) : NULL;
+    return of != NULL ? json_object_get(s->values, of) : v;
+}
+
+fsdp_status fsdp_state_i64(const fsdp_state *s, const char *name, int64_t *out)
+{
+    const json_t *v = value_of(s, name);
     FSDP_FAIL_IF(!json_is_integer(v), FSDP_ERR_INVALID, "the state dictionary has no integer \"%s\"", fsdpi_show(name).s);
     *out = json_integer_value(v);
     return FSDP_OK;
@@ -92,7 +99,7 @@ fsdp_status fsdp_state_i64(const fsdp_state *s, const char *name, int64_t *out)
 
 fsdp_status fsdp_state_f64(const fsdp_state *s, const char *name, double *out)
 {
-    const json_t *v = json_object_get(s->values, name);
+    const json_t *v = value_of(s, name);
     const char *word = json_string_value(v);
     bool inf = word != NULL && (strcmp(word, "inf") == 0 || strcmp(word, "-inf") == 0), nan = word != NULL && strcmp(word, "nan") == 0;
     FSDP_FAIL_IF(!json_is_number(v) && !inf && !nan, FSDP_ERR_INVALID, "the state dictionary has no number \"%s\"", fsdpi_show(name).s);
@@ -107,7 +114,7 @@ const char *fsdp_state_text(const fsdp_state *s, const char *name)
 
 static fsdp_status add_value(fsdp_state *s, const char *name, json_t *value)
 {
-    bool taken = name == NULL || name[0] == '\0' || fsdp_state_find(s, name) != NULL || json_object_get(s->values, name) != NULL;
+    bool taken = name == NULL || name[0] == '\0' || fsdp_state_find(s, name) != NULL || value_of(s, name) != NULL;
     int rc = taken ? -1 : json_object_set(s->values, name, value);
     json_decref(value);
     FSDP_FAIL_IF(taken, FSDP_ERR_INVALID, "the state dictionary has \"%s\" already, or it is no name", name != NULL ? fsdpi_show(name).s : "");
@@ -202,7 +209,7 @@ fsdp_status fsdp_state_merge(fsdp_state *s, const fsdp_state *other)
         if (t->count > 0 || fsdp_state_find(s, t->name) == NULL) FSDP_TRY(fsdp_state_add(s, t));
     }
     json_object_foreach(other->values, name, value)
-        if (json_object_get(s->values, name) == NULL) FSDP_TRY(add_value(s, name, json_incref(value)));
+        if (value_of(s, name) == NULL) FSDP_TRY(add_value(s, name, json_incref(value)));
     FSDP_FAIL_IF(json_object_update_missing(s->aliases, other->aliases) != 0, FSDP_ERR_NOMEM, "no memory for a state dictionary");
     if (other->kind != s->kind) s->kind = FSDP_STATE_SHARDED;
     return FSDP_OK;

@@ -177,7 +177,7 @@ int fsdp_state_remove(fsdp_state *s, const char *name)
     json_t *of;
     void *next;
     json_object_foreach_safe(s->aliases, next, key, of) /* of what is no more */
-        if (fsdp_state_find(s, json_string_value(of)) == NULL) json_object_del(s->aliases, key);
+        if (fsdp_state_find(s, json_string_value(of)) == NULL && json_object_get(s->values, json_string_value(of)) == NULL) json_object_del(s->aliases, key);
     return n;
 }
 

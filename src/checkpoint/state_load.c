@@ -37,15 +37,25 @@ static const fsdp_state_tensor *find_there(const loading *l, int i)
     return t;
 }
 
-static bool has_value(const loading *l, const fsdpi_entry *e)
+static bool has_value(const loading *l, fsdpi_entry_kind kind, const char *name)
 {
     int64_t i;
     double x;
     fsdpi_error kept;
     fsdpi_error_save(&kept);
-    bool has = e->kind == FSDPI_ENTRY_F64 ? fsdp_state_f64(l->s, e->name, &x) == FSDP_OK : fsdp_state_i64(l->s, e->name, &i) == FSDP_OK;
+    bool has = kind == FSDPI_ENTRY_F64 ? fsdp_state_f64(l->s, name, &x) == FSDP_OK : fsdp_state_i64(l->s, name, &i) == FSDP_OK;
     fsdpi_error_restore(&kept);
     return has;
+}
+
+/* A number's name in the dictionary; NULL: it is not there. */
+static const char *find_value_there(const loading *l, int i)
+{
+    const fsdpi_entry *e = &l->c->entry[i];
+    if (has_value(l, e->kind, e->name)) return e->name;
+    for (const fsdpi_entry *a = l->c->entry; a < l->c->entry + l->c->count; a++)
+        if (a->kind == FSDPI_ENTRY_ALIAS && a->of == i && has_value(l, e->kind, a->name)) return a->name;
+    return NULL;
 }
 
 static void choose(loading *l, int i)
@@ -58,7 +68,7 @@ static void choose(loading *l, int i)
         else l->chosen[i] = fsdpi_tensor_fits(&l->misfits, e, t->dtype, t->ndim, t->shape, l->o.cast);
         if (l->chosen[i]) l->name[i] = t->name;
     } else {
-        l->chosen[i] = has_value(l, e);
+        l->chosen[i] = find_value_there(l, i) != NULL;
         if (!l->chosen[i]) fsdpi_misfits_add(&l->misfits, FSDPI_MISSING, "\"%s\"", fsdpi_show(e->name).s);
     }
     l->loaded += l->chosen[i];
@@ -248,7 +258,7 @@ static fsdp_status load_rest(loading *l)
         case FSDPI_ENTRY_I64: FSDP_TRY(fsdp_state_i64(l->s, e->name, e->value)); break;
         case FSDPI_ENTRY_F64: FSDP_TRY(fsdp_state_f64(l->s, e->name, e->value)); break;
         case FSDPI_ENTRY_STEPS:
-            FSDP_TRY(fsdp_state_i64(l->s, e->name, &steps));
+            FSDP_TRY(fsdp_state_i64(l->s, find_value_there(l, i), &steps));
             fsdp_optim_set_param_steps(e->optim, e->unit, e->index, steps);
             break;
         default: break;

@@ -208,8 +208,9 @@ static fsdp_status share_values(reading *r)
     bool good = json_is_object(values) && json_object_update(r->s->values, values) == 0;
     json_decref(values);
     for (int i = 0; i < r->c->count && good; i++) {
-        const fsdpi_entry *e = &r->c->entry[i];
-        if (e->kind == FSDPI_ENTRY_ALIAS && r->piece[e->of] >= 0) good = json_object_set_new(r->s->aliases, e->name, json_string(r->c->entry[e->of].name)) == 0;
+        const fsdpi_entry *e = &r->c->entry[i], *of = e->kind == FSDPI_ENTRY_ALIAS ? &r->c->entry[e->of] : NULL;
+        if (of == NULL || (r->piece[e->of] < 0 && json_object_get(r->s->values, of->name) == NULL)) continue;
+        good = json_object_set_new(r->s->aliases, e->name, json_string(of->name)) == 0;
     }
     FSDP_FAIL_IF(!good, FSDP_ERR_NOMEM, "no memory for the numbers of a state dictionary");
     return FSDP_OK;
