@@ -62,6 +62,10 @@ static void print_entries(const fsdp_checkpoint_reader *r)
         print_tensor(e->name + 6, e->dtype, e->ndim, e->shape);
         elements += e->numel;
     }
+    for (int i = 0; i < fsdp_checkpoint_reader_aliases(r); i++) {
+        const fsdp_checkpoint_alias *a = fsdp_checkpoint_reader_alias(r, i);
+        if (strncmp(a->name, "model.", 6) == 0) printf("  %-48s is %s\n", a->name + 6, a->of + (strncmp(a->of, "model.", 6) == 0 ? 6 : 0));
+    }
     printf("  %lld parameters; %d entries with the optimizer's\n", (long long)elements, fsdp_checkpoint_reader_count(r));
     const char *text = fsdp_checkpoint_reader_text(r, "units");
     json_t *units = text != NULL ? json_loads(text, 0, NULL) : NULL;

@@ -50,15 +50,8 @@ static fsdp_status create_optimizer(trainer *t)
 
 static fsdp_status register_all(trainer *t)
 {
-    const fsdp_module_param_info *p;
-    int n;
     FSDP_TRY(fsdp_checkpoint_create(&t->checkpoint, t->comm));
-    FSDP_TRY(fsdp_module_params(fsdp_model_module(t->model), &p, &n));
-    for (int i = 0; i < n; i++) {
-        char name[600];
-        snprintf(name, sizeof(name), "model.%s", p[i].name);
-        FSDP_TRY(fsdp_checkpoint_add_param(t->checkpoint, name, p[i].unit, p[i].index));
-    }
+    FSDP_TRY(fsdp_checkpoint_add_module(t->checkpoint, "model.", fsdp_model_module(t->model)));
     FSDP_TRY(fsdp_checkpoint_add_optim(t->checkpoint, t->optim));
     if (t->ema != NULL) FSDP_TRY(fsdp_checkpoint_add_ema(t->checkpoint, t->ema));
     FSDP_TRY(fsdp_checkpoint_add_i64(t->checkpoint, "tokens", &t->tokens));

@@ -242,6 +242,7 @@ static void test_convert(void **state)
     command_ok("convert untied untied-model");
     assert_same_file("untied/model.safetensors", "untied-model/model.safetensors");
     assert_non_null(strstr(command_ok("inspect untied-model")->out, "lm_head.weight"));
+    assert_null(strstr(command_ok("inspect untied/checkpoints/step-00000002")->out, "is wte.weight"));
     assert_null(strstr(command_ok("inspect converted")->out, "lm_head.weight"));
 }
 
@@ -331,7 +332,9 @@ static void test_inspect(void **state)
                                         "7056", "20 steps" };
     for (size_t i = 0; i < sizeof(said) / sizeof(said[0]); i++)
         if (strstr(r->out, said[i]) == NULL) fail_msg("inspect does not say \"%s\": %s", said[i], r->out);
-    assert_non_null(strstr(command_ok("inspect seen/checkpoints/step-00000010")->out, "h.0.attn.c_attn.weight"));
+    r = command_ok("inspect seen/checkpoints/step-00000010");
+    assert_non_null(strstr(r->out, "h.0.attn.c_attn.weight"));
+    assert_non_null(strstr(r->out, "  lm_head.weight                                   is wte.weight\n")); /* tied: one tensor, two names */
     command_ok("inspect seen/model.safetensors seen/checkpoints/step-00000020");
     /* damage: status 1, and the file named */
     assert_int_equal(system("printf X | dd of=seen/checkpoints/step-00000010/rank-00000-of-00002.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null; "
