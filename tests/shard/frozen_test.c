@@ -3,8 +3,7 @@
  * Frozen parameters: what trains beside them has the bits of a plain program, they themselves keep every bit, through
  * weight decay and momentum, in and across units, frozen and unfrozen in mid-run; they are in no norm, and a unit of
  * nothing else reduces nothing. */
-#include "support/mini.h"
-#include "support/ranks.h"
+#include "support/mini_program.h"
 
 #include "base/error.h"
 #include "shard/unit.h"
@@ -12,95 +11,34 @@
 enum { STEPS = 5, LEAVES = 30 };
 
 /* What is frozen before a step, and what is trained again: a part of a unit, a middle one, whole units, the root. */
-static const struct change {
-    int step, unit, param;
-    bool frozen;
-} changes[] = {
+static const mini_change changes[] = {
     { 0, MINI_A, 0, true },   { 0, MINI_B, 0, true },    { 0, MINI_B, 1, true },    { 0, MINI_BIG, 2, true },
     { 1, MINI_ROOT, 1, true }, { 2, MINI_A, 0, false },  { 2, MINI_BIG, 0, true },  { 2, MINI_TINY, 0, true },
     { 3, MINI_B, 1, false },  { 3, MINI_BIG, 1, true },  { 3, MINI_ROOT, 0, true }, { 4, MINI_TINY, 0, false },
     { 4, MINI_BIG, 0, false }, { 4, MINI_A, 1, true },   { 4, MINI_A, 0, true },
 };
-enum { CHANGES = sizeof(changes) / sizeof(changes[0]) };
 
 static const char *const scripts[] = { MINI_NESTED, "[0 F1 F1 F2 F5 ]0 {0 B5 P2 B1 B1 }0 F1 B1 F3 B3", "F2 F5 B5 F1 B1 F1 B1" };
 
-typedef struct result {
-    float param[8][1024];
-} result;
-
-/* Of a step: so many that the ranks divide them. */
-static int leaves_of(int ranks)
+/* So many leaves a step that the ranks divide them. */
+static bool turn(const mini_program *p, int ranks, int step, int j, int rank, mini_turn *out)
 {
-    return ranks == 5 ? 5 : ranks == 4 ? 8 : 6;
+    int leaf = rank + j * ranks;
+    *out = (mini_turn){ .script = p->script, .leaf = step * LEAVES + leaf };
+    return leaf < (ranks == 5 ? 5 : ranks == 4 ? 8 : 6);
 }
 
-/* What the units are beside their mode: hybrid, spread over half of the ranks between forward and backward, kept elsewhere. */
-static mini_opts more;
-
-static const mini_opts *opts_of(const corner *c, mini_opts *o)
+static mini_program program_of(const char *script)
 {
-    *o = more;
-    o->mode = c->mode;
-    o->device = c->device;
-    o->sgd = true;
-    if (o->shards > 0 && c->mode == FSDP_MODE_NONE) o->shards = 0;
-    if (c->mode != FSDP_MODE_FULL) o->reshard_group = 0;
-    if (o->storage != NULL) o->storage = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
-    return o;
-}
-
-static fsdp_status train(fsdp_comm *comm, void *arg)
-{
-    const corner *c = arg;
-    int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
-    mini m;
-    mini_opts o;
-    FSDP_TRY(mini_create(&m, comm, opts_of(c, &o)));
-    for (int s = 0, k = 0; s < STEPS; s++) {
-        for (; k < CHANGES && changes[k].step == s; k++) FSDP_TRY(fsdp_unit_set_frozen(m.unit[changes[k].unit], changes[k].param, changes[k].frozen));
-        for (int leaf = rank; leaf < leaves_of(size); leaf += size) FSDP_TRY(mini_leaf(&m, c->arg, s * LEAVES + leaf));
-        FSDP_TRY(fsdp_optim_step(m.optim, &(fsdp_step_opts){ .grad_scale = 1.0f / 32 }));
-    }
-    FSDP_TRY(mini_read(&m, ((result *)c->shared)->param[rank]));
-    mini_destroy(&m);
-    return FSDP_OK;
-}
-
-static float wanted[3][1024]; /* of five ranks, of others, of four */
-
-static void make_plain(const char *script)
-{
-    for (int f = 0; f < 3; f++) {
-        plain *p = plain_create();
-        for (int s = 0, k = 0; s < STEPS; s++) {
-            for (; k < CHANGES && changes[k].step == s; k++) plain_freeze(p, changes[k].unit, changes[k].param, changes[k].frozen);
-            for (int leaf = 0; leaf < leaves_of(f == 0 ? 5 : f == 1 ? 1 : 4); leaf++) plain_leaf(p, script, s * LEAVES + leaf);
-            plain_step(p, 1.0f / 32);
-        }
-        plain_read(p, wanted[f]);
-        plain_destroy(p);
-    }
-}
-
-static void compare(const corner *c)
-{
-    const result *got = c->shared;
-    const float *want = wanted[c->ranks == 4 ? 2 : c->ranks != 5];
-    for (int r = 0; r < c->ranks; r++)
-        for (int i = 0; i < mini_numel(); i++)
-            if (memcmp(&want[i], &got->param[r][i], sizeof(float)) != 0)
-                fail_msg("%s, script \"%s\": rank %d reads %.9g for element %d, not %.9g", corner_name(c), (const char *)c->arg, r,
-                         (double)got->param[r][i], i, (double)want[i]);
+    return (mini_program){ .steps = STEPS, .turn = turn, .script = script, .change = changes, .changes = sizeof(changes) / sizeof(changes[0]) };
 }
 
 static void test_what_trains_has_the_bits_of_a_plain_program(void **state)
 {
     (void)state;
     for (int s = 0; s < 3; s++) {
-        make_plain(scripts[s]);
-        in_corners(train, &(corners){ .ranks = (const int[]){ s == 0 ? 3 : 2, s == 1 ? 5 : 1, 0 }, .all_modes = true, .shared = sizeof(result),
-                                      .arg = (void *)(uintptr_t)scripts[s], .after = compare, .threads_only = s > 0 });
+        mini_program p = program_of(scripts[s]);
+        mini_program_in_corners(&p, (corners){ .ranks = (const int[]){ s == 0 ? 3 : 2, s == 1 ? 5 : 1, 0 }, .all_modes = true, .threads_only = s > 0 });
     }
 }
 
@@ -108,13 +46,8 @@ static void test_what_trains_has_the_bits_of_a_plain_program(void **state)
 static void test_meshes_and_offload(void **state)
 {
     (void)state;
-    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other" } };
-    make_plain(scripts[1]);
-    for (int k = 0; k < 4; k++) {
-        more = kinds[k];
-        in_corners(train, &(corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = true, .threads_only = true, .shared = sizeof(result), .arg = (void *)(uintptr_t)scripts[1], .after = compare });
-    }
-    more = (mini_opts){ 0 };
+    mini_program p = program_of(scripts[1]);
+    mini_program_on_meshes(&p, true);
 }
 
 /* ---- figures ---- */
@@ -126,20 +59,6 @@ static fsdp_status norm_of(fsdp_unit_list l, double *norm)
     return fsdp_step_cancel(l);
 }
 
-static uint64_t reduce_bytes(fsdp_comm *comm)
-{
-    fsdp_comm_stats s;
-    fsdp_comm_get_stats(comm, &s);
-    return s.reduce_bytes;
-}
-
-static uint64_t reduces(fsdp_comm *comm)
-{
-    fsdp_comm_stats s;
-    fsdp_comm_get_stats(comm, &s);
-    return s.reduces;
-}
-
 /* The norm of all units without b, and of all of which b is frozen, are one; b's window is the one that is not posted. */
 static fsdp_status figures(fsdp_comm *comm, void *arg)
 {
@@ -149,30 +68,30 @@ static fsdp_status figures(fsdp_comm *comm, void *arg)
     double without, with;
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
     fsdp_unit *others[] = { m.unit[MINI_ROOT], m.unit[MINI_A], m.unit[MINI_TINY], m.unit[MINI_NONE], m.unit[MINI_BIG] };
-    uint64_t before = reduces(comm);
+    uint64_t before = comm_stats(comm).reduces;
     FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank));
-    rank_check(reduces(comm) - before == (size > 1 ? 6 : 0));
+    rank_check(comm_stats(comm).reduces - before == (size > 1 ? 6 : 0));
     FSDP_TRY(norm_of((fsdp_unit_list){ others, 5 }, &without));
     FSDP_TRY(fsdp_unit_zero_grad(m.unit[MINI_B]));
     for (int i = 0; i < 2; i++) FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_B], i, true));
-    before = reduces(comm);
+    before = comm_stats(comm).reduces;
     FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank));
-    rank_check(reduces(comm) - before == (size > 1 ? 5 : 0));
+    rank_check(comm_stats(comm).reduces - before == (size > 1 ? 5 : 0));
     rank_check(strstr(fsdp_unit_state(m.unit[MINI_B]), "accumulated") == NULL);
     FSDP_TRY(norm_of(mini_list(&m), &with));
     rank_check(with == without && with > 0);
     /* A part of a unit: the squares of the others alone. */
     double all, part;
-    uint64_t bytes = reduce_bytes(comm);
+    uint64_t bytes = comm_stats(comm).reduce_bytes;
     FSDP_TRY(mini_leaf(&m, "F5 B5", rank));
     FSDP_TRY(norm_of((fsdp_unit_list){ &m.unit[MINI_BIG], 1 }, &all)); /* and all has run */
-    bytes = reduce_bytes(comm) - bytes;
+    bytes = comm_stats(comm).reduce_bytes - bytes;
     FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_BIG], 0, true));
-    uint64_t before_part = reduce_bytes(comm);
+    uint64_t before_part = comm_stats(comm).reduce_bytes;
     FSDP_TRY(mini_leaf(&m, "F5 B5", rank));
     FSDP_TRY(norm_of((fsdp_unit_list){ &m.unit[MINI_BIG], 1 }, &part));
     /* Rank 0's slice is of the frozen parameter alone: it reads nothing of the others (a transport that copies also counts posts). */
-    uint64_t bytes_part = reduce_bytes(comm) - before_part;
+    uint64_t bytes_part = comm_stats(comm).reduce_bytes - before_part;
     if (rank == 0 && size > 1) rank_check(strcmp(c->transport, "shm") == 0 ? bytes > 0 && bytes_part == 0 : bytes_part < bytes);
     rank_check(part > 0 && part < all / 2);
     mini_destroy(&m);

@@ -3,8 +3,7 @@
  * Uneven inputs: ranks without a micro-batch join the passes of one that has one. They need to have had none before, whatever
  * the passes do; the result is that of a plain program that adds the leaves there are, with zeros for the others; means are
  * weighted by what was there; evaluations and cancelled passes are joined too; nobody hangs. */
-#include "support/mini.h"
-#include "support/ranks.h"
+#include "support/mini_program.h"
 
 #include "base/error.h"
 #include "shard/unit.h"
@@ -22,119 +21,47 @@ static int passes_of(int rank, int size, int step)
 /* What a pass is: the same on all ranks that have it. */
 static const char *const scripts[] = { MINI_NESTED, "F1 B1 F1 B1 [0 F2 F5 ]0 {0 B5 N2 }0", "[0 F1 F1 ]0 {0 B1 B1 }0 F3", "F5 P5 F4 B4 F1 F2" };
 
-static const char *script_of(int step, int j)
+static bool turn(const mini_program *p, int ranks, int step, int j, int rank, mini_turn *out)
 {
-    return scripts[(step + j) % 4];
+    (void)p;
+    *out = (mini_turn){ .script = scripts[(step + j) % 4], .leaf = (step * 4 + j) * ranks + rank, .no_sync = (step + j) % 3 == 1, .joins = j >= passes_of(rank, ranks, step) };
+    return j < (ranks == 1 ? 2 : 3);
 }
 
-static bool synced(int step, int j)
+/* They ask each other before every pass, and once more when there is none. */
+static fsdp_status epoch(const mini_program *p, mini *m, int step)
 {
-    return (step + j) % 3 != 1;
-}
-
-static int64_t leaf_of(int size, int rank, int step, int j)
-{
-    return (step * 4 + j) * size + rank;
-}
-
-typedef struct result {
-    float param[8][1024];
-} result;
-
-/* What the units are beside their mode: hybrid, spread over half of the ranks between forward and backward, kept elsewhere. */
-static mini_opts more;
-
-static const mini_opts *opts_of(const corner *c, mini_opts *o)
-{
-    *o = more;
-    o->mode = c->mode;
-    o->device = c->device;
-    o->sgd = true;
-    if (o->shards > 0 && c->mode == FSDP_MODE_NONE) o->shards = 0;
-    if (c->mode != FSDP_MODE_FULL) o->reshard_group = 0;
-    if (o->storage != NULL) o->storage = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
-    return o;
-}
-
-static fsdp_status epoch(mini *m, int s)
-{
-    int rank = fsdp_comm_rank(m->comm), size = fsdp_comm_size(m->comm);
-    for (int j = 0;; j++) {
-        int first;
-        bool have = j < passes_of(rank, size, s);
-        FSDP_TRY(fsdp_comm_ask_more(m->comm, have, &first));
-        rank_check(first == (size == 1 ? (j < 2 ? 0 : -1) : j < 3 ? 1 : -1));
-        if (first < 0) return FSDP_OK;
-        m->no_sync = !synced(s, j);
-        if (have) FSDP_TRY(mini_leaf(m, script_of(s, j), leaf_of(size, rank, s, j)));
-        else FSDP_TRY(fsdp_pass_join(m->comm, first));
+    int rank = fsdp_comm_rank(m->comm), size = fsdp_comm_size(m->comm), first;
+    mini_turn t;
+    for (int j = 0; p->turn(p, size, step, j, rank, &t); j++) {
+        FSDP_TRY(fsdp_comm_ask_more(m->comm, !t.joins, &first));
+        rank_check(first == (size == 1 ? 0 : 1));
+        m->no_sync = t.no_sync;
+        FSDP_TRY(t.joins ? fsdp_pass_join(m->comm, first) : mini_leaf(m, t.script, t.leaf));
     }
-}
-
-static fsdp_status train(fsdp_comm *comm, void *arg)
-{
-    const corner *c = arg;
-    mini m;
-    mini_opts o;
-    FSDP_TRY(mini_create(&m, comm, opts_of(c, &o)));
-    FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_BIG], 0, true));
-    for (int s = 0; s < STEPS; s++) {
-        FSDP_TRY(epoch(&m, s));
-        FSDP_TRY(fsdp_optim_step(m.optim, &(fsdp_step_opts){ .grad_scale = 1.0f / 32 }));
-    }
-    FSDP_TRY(mini_read(&m, ((result *)c->shared)->param[fsdp_comm_rank(comm)]));
-    mini_destroy(&m);
+    FSDP_TRY(fsdp_comm_ask_more(m->comm, false, &first));
+    rank_check(first < 0);
     return FSDP_OK;
 }
 
-/* A window of zeros is added where a rank has no leaf: x + 0 is x, but for -0. */
-static void compare(const corner *c)
-{
-    const result *got = c->shared;
-    float want[1024];
-    plain *p = plain_create();
-    plain_freeze(p, MINI_BIG, 0, true);
-    for (int s = 0; s < STEPS; s++) {
-        for (int j = 0; j < 3; j++)
-            for (int r = 0; r < c->ranks; r++)
-                if (j < passes_of(r, c->ranks, s)) plain_leaf_of(p, script_of(s, j), leaf_of(c->ranks, r, s, j), r, synced(s, j));
-                else if (c->ranks > 1) plain_nothing_of(p, script_of(s, j), r, synced(s, j));
-        plain_step(p, 1.0f / 32);
-    }
-    plain_read(p, want);
-    plain_destroy(p);
-    for (int r = 0; r < c->ranks; r++)
-        for (int i = 0; i < mini_numel(); i++)
-            if (want[i] != got->param[r][i]) fail_msg("%s: rank %d reads %.9g for element %d, not %.9g", corner_name(c), r, (double)got->param[r][i], i, (double)want[i]);
-}
+static const mini_change part_of_big[] = { { 0, MINI_BIG, 0, true } };
+static const mini_program uneven = { .steps = STEPS, .turn = turn, .passes = epoch, .change = part_of_big, .changes = 1 };
 
 static void test_ranks_join(void **state)
 {
     (void)state;
-    in_corners(train, &(corners){ .ranks = (const int[]){ 1, 2, 3, 0 }, .all_modes = true, .shared = sizeof(result), .after = compare });
-    in_corners(train, &(corners){ .ranks = (const int[]){ 5, 0 }, .shared = sizeof(result), .after = compare, .threads_only = true });
+    mini_program_in_corners(&uneven, (corners){ .ranks = (const int[]){ 1, 2, 3, 0 }, .all_modes = true });
+    mini_program_in_corners(&uneven, (corners){ .ranks = (const int[]){ 5, 0 }, .threads_only = true });
 }
 
 /* On meshes, and with slices that are kept on another device. */
 static void test_meshes_and_offload(void **state)
 {
     (void)state;
-    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other" } };
-    for (int k = 0; k < 4; k++) {
-        more = kinds[k];
-        in_corners(train, &(corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = k == 0, .threads_only = true, .shared = sizeof(result), .after = compare });
-    }
-    more = (mini_opts){ 0 };
+    mini_program_on_meshes(&uneven, false);
 }
 
 /* ---- figures ---- */
-
-static fsdp_comm_stats stats_of(fsdp_comm *comm)
-{
-    fsdp_comm_stats s;
-    fsdp_comm_get_stats(comm, &s);
-    return s;
-}
 
 /* The last rank has nothing: it gathers nothing, and weighs nothing. */
 static fsdp_status figures(fsdp_comm *comm, void *arg)
@@ -144,7 +71,7 @@ static fsdp_status figures(fsdp_comm *comm, void *arg)
     bool have = rank < size - 1;
     mini m;
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
-    fsdp_comm_stats before = stats_of(comm);
+    fsdp_comm_stats before = comm_stats(comm);
     for (int j = 0; j < 2; j++) {
         fsdp_pass *pass;
         FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
@@ -160,7 +87,7 @@ static fsdp_status figures(fsdp_comm *comm, void *arg)
         fsdp_pass_add_weight(pass, 5 + j);
         FSDP_TRY(fsdp_pass_end(pass));
     }
-    fsdp_comm_stats after = stats_of(comm);
+    fsdp_comm_stats after = comm_stats(comm);
     rank_check(after.reduces - before.reduces == 12 && after.exchanges - before.exchanges >= 4);
     rank_check(have || after.gathers == before.gathers);
     double weight;

@@ -3,8 +3,7 @@
  * Passes without sync: any sequence of them and of synced ones gives the bits of a plain program in which each rank adds up its
  * own leaves, and the ranks' sums are added in rank order; nothing is reduced and nobody is met in between; what is pending can
  * be read; what fails loses itself alone. */
-#include "support/mini.h"
-#include "support/ranks.h"
+#include "support/mini_program.h"
 
 #include "base/error.h"
 #include "device/arena.h"
@@ -14,105 +13,57 @@ enum { PASSES = 3, PATTERNS = 8 }; /* a step's passes of a rank; which of them a
 
 static const char *const scripts[] = { MINI_NESTED, "[0 F1 F1 F2 F5 ]0 {0 B5 P2 B1 B1 }0 F1 B1 F3 B3", "F1 B1 F1 B1 F5 N5" };
 
-static const char *script_of(const char *script, int step, int pass)
-{
-    /* a unit that is not in the synced pass, and rounds that are not: they go with the step */
-    if (strcmp(script, "other units") != 0) return script;
-    static const char *const some[] = { "F1 B1 F1 B1 F2 B2", "F1 B1 F5 B5", "F2 F3 B3 B2 F2 B2" };
-    return some[(step + pass) % 3];
-}
-
 static bool synced(int step, int pass)
 {
     return (step % PATTERNS >> pass & 1) != 0;
 }
 
-typedef struct result {
-    float param[8][1024];
-} result;
-
-/* What the units are beside their mode: hybrid, spread over half of the ranks between forward and backward, kept elsewhere. */
-static mini_opts more;
-
-static const mini_opts *opts_of(const corner *c, mini_opts *o)
+static bool turn(const mini_program *p, int ranks, int step, int j, int rank, mini_turn *out)
 {
-    *o = more;
-    o->mode = c->mode;
-    o->device = c->device;
-    o->sgd = true;
-    if (o->shards > 0 && c->mode == FSDP_MODE_NONE) o->shards = 0;
-    if (c->mode != FSDP_MODE_FULL) o->reshard_group = 0;
-    if (o->storage != NULL) o->storage = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
-    return o;
+    *out = (mini_turn){ .script = p->script, .leaf = (step * ranks + rank) * PASSES + j, .no_sync = !synced(step, j) };
+    return j < PASSES;
 }
 
-static fsdp_status train(fsdp_comm *comm, void *arg)
+/* A unit that is not in the synced pass, and rounds that are not: they go with the step. */
+static bool other_units(const mini_program *p, int ranks, int step, int j, int rank, mini_turn *out)
 {
-    const corner *c = arg;
-    int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
-    mini m;
-    mini_opts o;
-    FSDP_TRY(mini_create(&m, comm, opts_of(c, &o)));
-    FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_B], 0, true));
-    for (int s = 0; s < PATTERNS; s++) {
-        for (int j = 0; j < PASSES; j++) {
-            m.no_sync = !synced(s, j);
-            FSDP_TRY(mini_leaf(&m, script_of(c->arg, s, j), (s * size + rank) * PASSES + j));
-        }
-        FSDP_TRY(fsdp_optim_step(m.optim, &(fsdp_step_opts){ .grad_scale = 1.0f / 32 }));
-    }
-    FSDP_TRY(mini_read(&m, ((result *)c->shared)->param[rank]));
-    mini_destroy(&m);
-    return FSDP_OK;
+    static const char *const some[] = { "F1 B1 F1 B1 F2 B2", "F1 B1 F5 B5", "F2 F3 B3 B2 F2 B2" };
+    bool more = turn(p, ranks, step, j, rank, out);
+    out->script = some[(step + j) % 3];
+    return more;
 }
 
-static void compare(const corner *c)
+static const mini_change part_of_b[] = { { 0, MINI_B, 0, true } };
+
+static mini_program program_of(const char *script)
 {
-    const result *got = c->shared;
-    float want[1024];
-    plain *p = plain_create();
-    plain_freeze(p, MINI_B, 0, true);
-    for (int s = 0; s < PATTERNS; s++) {
-        for (int j = 0; j < PASSES; j++)
-            for (int r = 0; r < c->ranks; r++) plain_leaf_of(p, script_of(c->arg, s, j), (s * c->ranks + r) * PASSES + j, r, synced(s, j));
-        plain_step(p, 1.0f / 32);
-    }
-    plain_read(p, want);
-    plain_destroy(p);
-    for (int r = 0; r < c->ranks; r++)
-        for (int i = 0; i < mini_numel(); i++)
-            if (memcmp(&want[i], &got->param[r][i], sizeof(float)) != 0)
-                fail_msg("%s, script \"%s\": rank %d reads %.9g for element %d, not %.9g", corner_name(c), (const char *)c->arg, r, (double)got->param[r][i], i,
-                         (double)want[i]);
+    return (mini_program){ .steps = PATTERNS, .turn = script != NULL ? turn : other_units, .script = script, .change = part_of_b, .changes = 1 };
 }
 
 static void test_all_sequences(void **state)
 {
     (void)state;
-    for (int s = 0; s < 4; s++)
-        in_corners(train, &(corners){ .ranks = s == 1 ? (const int[]){ 1, 2, 5, 0 } : (const int[]){ 3, 0 }, .all_modes = s != 1,
-                                      .shared = sizeof(result), .arg = (void *)(uintptr_t)(s < 3 ? scripts[s] : "other units"), .after = compare, .threads_only = s > 0 });
+    for (int s = 0; s < 4; s++) {
+        mini_program p = program_of(s < 3 ? scripts[s] : NULL);
+        mini_program_in_corners(&p, (corners){ .ranks = s == 1 ? (const int[]){ 1, 2, 5, 0 } : (const int[]){ 3, 0 }, .all_modes = s != 1, .threads_only = s > 0 });
+    }
 }
 
 /* On meshes, and with slices that are kept on another device. */
 static void test_meshes_and_offload(void **state)
 {
     (void)state;
-    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other" } };
-    for (int k = 0; k < 4; k++) {
-        more = kinds[k];
-        in_corners(train, &(corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = k == 0, .threads_only = true, .shared = sizeof(result), .arg = (void *)(uintptr_t)scripts[1], .after = compare });
-    }
-    more = (mini_opts){ 0 };
+    mini_program p = program_of(scripts[1]);
+    mini_program_on_meshes(&p, false);
 }
 
 /* Below fp32 a rank adds up in fp32 and rounds once, when it sends: the same bits in every corner, and others than in fp32. */
-static result first_corner;
+static mini_result first_corner;
 static bool has_first;
 
 static void compare_corners(const corner *c)
 {
-    const result *got = c->shared;
+    const mini_result *got = c->shared;
     if (!has_first) first_corner = *got;
     has_first = true;
     for (int r = 0; r < c->ranks; r++)
@@ -124,24 +75,16 @@ static void test_types_below_fp32(void **state)
     (void)state;
     float plain_first = first_corner.param[0][1];
     for (int k = 0; k < 2; k++) {
-        more = (mini_opts){ .reduce_dtype = k == 0 ? FSDP_F32 : FSDP_BF16 };
+        mini_program p = program_of(scripts[1]);
+        p.units.reduce_dtype = k == 0 ? FSDP_F32 : FSDP_BF16;
         has_first = false;
-        in_corners(train, &(corners){ .ranks = (const int[]){ 3, 0 }, .all_modes = k == 1, .threads_only = true, .shared = sizeof(result), .arg = (void *)(uintptr_t)scripts[1],
-                                      .after = compare_corners });
+        mini_program_in_corners(&p, (corners){ .ranks = (const int[]){ 3, 0 }, .all_modes = k == 1, .threads_only = true, .after = compare_corners });
         assert_true(first_corner.param[0][1] != plain_first);
         plain_first = first_corner.param[0][1];
     }
-    more = (mini_opts){ 0 };
 }
 
 /* ---- no communication ---- */
-
-static fsdp_comm_stats stats_of(fsdp_comm *comm)
-{
-    fsdp_comm_stats s;
-    fsdp_comm_get_stats(comm, &s);
-    return s;
-}
 
 static fsdp_status counts(fsdp_comm *comm, void *arg)
 {
@@ -151,32 +94,32 @@ static fsdp_status counts(fsdp_comm *comm, void *arg)
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .prefetch = -1 }));
     FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank));
     FSDP_TRY(fsdp_optim_step(m.optim, NULL));
-    fsdp_comm_stats a = stats_of(comm);
+    fsdp_comm_stats a = comm_stats(comm);
     FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank)); /* synced: as many gathers */
-    fsdp_comm_stats b = stats_of(comm);
+    fsdp_comm_stats b = comm_stats(comm);
     rank_check(b.reduces - a.reduces == 6 && b.exchanges - a.exchanges == 1);
     FSDP_TRY(fsdp_optim_step(m.optim, NULL));
     m.no_sync = true;
     for (int j = 0; j < 3; j++) {
-        fsdp_comm_stats before = stats_of(comm);
+        fsdp_comm_stats before = comm_stats(comm);
         FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank));
-        fsdp_comm_stats after = stats_of(comm);
+        fsdp_comm_stats after = comm_stats(comm);
         rank_check(after.reduces == before.reduces && after.exchanges == before.exchanges && after.reduce_bytes == before.reduce_bytes);
         rank_check(j > 0 || after.gathers - before.gathers == b.gathers - a.gathers);
     }
-    a = stats_of(comm);
+    a = comm_stats(comm);
     FSDP_TRY(fsdp_step_begin(mini_list(&m))); /* each unit's is posted once */
-    b = stats_of(comm);
+    b = comm_stats(comm);
     rank_check(b.reduces - a.reduces == 6 && b.exchanges - a.exchanges == 1);
     FSDP_TRY(fsdp_step_cancel(mini_list(&m)));
     FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank));
     m.no_sync = false;
-    a = stats_of(comm);
+    a = comm_stats(comm);
     FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank)); /* the synced pass takes it along */
-    b = stats_of(comm);
+    b = comm_stats(comm);
     rank_check(b.reduces - a.reduces == 6);
     FSDP_TRY(fsdp_step_begin(mini_list(&m)));
-    rank_check(stats_of(comm).reduces == b.reduces);
+    rank_check(comm_stats(comm).reduces == b.reduces);
     FSDP_TRY(fsdp_step_cancel(mini_list(&m)));
     mini_destroy(&m);
     return FSDP_OK;
@@ -192,7 +135,7 @@ static void test_no_communication(void **state)
 
 static fsdp_status check_pending(mini *m, const plain *p, int rank, const char *when)
 {
-    fsdp_comm_stats before = stats_of(m->comm);
+    fsdp_comm_stats before = comm_stats(m->comm);
     for (int u = 0; u < MINI_UNITS; u++)
         for (int i = 0; i < fsdp_unit_param_count(m->unit[u]); i++) {
             float want[512], got[512];
@@ -209,7 +152,7 @@ static fsdp_status check_pending(mini *m, const plain *p, int rank, const char *
             rank_check(offset >= 0 && n >= 0 && offset + n <= numel);
             FSDP_FAIL_IF(n > 0 && memcmp(want + offset, got, (size_t)n * sizeof(float)) != 0, FSDP_ERR_INTERNAL, "%s: unit %d, parameter %d: other bits in the slice", when, u, i);
         }
-    fsdp_comm_stats after = stats_of(m->comm);
+    fsdp_comm_stats after = comm_stats(m->comm);
     rank_check(after.exchanges == before.exchanges && after.reduces == before.reduces && after.gathers == before.gathers);
     return FSDP_OK;
 }
@@ -277,110 +220,69 @@ static void test_pending_gradients_are_read(void **state)
 /* ---- what fails loses itself alone ---- */
 
 /* Between the passes of a step: cancelled ones of both kinds, at every place; and two that overlap, the last of which is synced. */
-static fsdp_status with_failures(fsdp_comm *comm, void *arg)
+static fsdp_status with_failures(const mini_program *p, mini *m, int step)
 {
-    const corner *c = arg;
-    int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
     static const char *const parts[] = { "[0", "[0 F1 {1", "F1 B1 F1 {1 }1", "[0 F1 F2 ]0 {0 B2 B1", MINI_NESTED, "F1 B1 F1 B1" };
-    mini m;
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .sgd = true }));
-    for (int s = 0; s < PATTERNS; s++) {
-        for (int j = 0; j < PASSES; j++) {
-            fsdp_pass *lost;
-            FSDP_TRY(fsdp_pass_begin(&lost, comm, FSDP_PASS_TRAIN));
-            if ((s + j) % 2) FSDP_TRY(fsdp_pass_set_sync(lost, false));
-            fsdp_pass_add_weight(lost, 1000);
-            m.number[4000] = 0;
-            FSDP_TRY(mini_run(&m, lost, parts[(s * PASSES + j) % 6], 4000));
-            FSDP_TRY(fsdp_pass_cancel(lost));
-            FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
-            m.no_sync = !synced(s, j);
-            FSDP_TRY(mini_leaf(&m, c->arg, (s * size + rank) * PASSES + j));
-        }
-        FSDP_TRY(fsdp_optim_step(m.optim, &(fsdp_step_opts){ .grad_scale = 1.0f / 32 }));
+    mini_turn t;
+    for (int j = 0; p->turn(p, fsdp_comm_size(m->comm), step, j, fsdp_comm_rank(m->comm), &t); j++) {
+        fsdp_pass *lost;
+        FSDP_TRY(fsdp_pass_begin(&lost, m->comm, FSDP_PASS_TRAIN));
+        if ((step + j) % 2) FSDP_TRY(fsdp_pass_set_sync(lost, false));
+        fsdp_pass_add_weight(lost, 1000);
+        m->number[4000] = 0;
+        FSDP_TRY(mini_run(m, lost, parts[(step * PASSES + j) % 6], 4000));
+        FSDP_TRY(fsdp_pass_cancel(lost));
+        FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m->unit[0])));
+        m->no_sync = t.no_sync;
+        FSDP_TRY(mini_leaf(m, t.script, t.leaf));
     }
-    FSDP_TRY(mini_read(&m, ((result *)c->shared)->param[rank]));
-    mini_destroy(&m);
     return FSDP_OK;
-}
-
-static void compare_unfrozen(const corner *c)
-{
-    const result *got = c->shared;
-    float want[1024];
-    plain *p = plain_create();
-    for (int s = 0; s < PATTERNS; s++) {
-        for (int j = 0; j < PASSES; j++)
-            for (int r = 0; r < c->ranks; r++) plain_leaf_of(p, c->arg, (s * c->ranks + r) * PASSES + j, r, synced(s, j));
-        plain_step(p, 1.0f / 32);
-    }
-    plain_read(p, want);
-    plain_destroy(p);
-    for (int r = 0; r < c->ranks; r++)
-        if (memcmp(want, got->param[r], (size_t)mini_numel() * sizeof(float)) != 0) fail_msg("%s: rank %d has other bits", corner_name(c), r);
 }
 
 static void test_cancelled_passes(void **state)
 {
     (void)state;
-    in_corners(with_failures, &(corners){ .ranks = (const int[]){ 1, 3, 0 }, .all_modes = true, .threads_only = true, .shared = sizeof(result), .arg = (void *)(uintptr_t)scripts[1],
-                                          .after = compare_unfrozen });
+    mini_program p = { .steps = PATTERNS, .turn = turn, .script = scripts[1], .passes = with_failures };
+    mini_program_in_corners(&p, (corners){ .ranks = (const int[]){ 1, 3, 0 }, .all_modes = true, .threads_only = true });
+}
+
+static bool last_sends(const mini_program *p, int ranks, int step, int j, int rank, mini_turn *out)
+{
+    bool more = turn(p, ranks, step, j, rank, out);
+    out->no_sync = j < PASSES - 1;
+    return more;
 }
 
 /* 1F1B: forward a, forward b, backward a, forward c, backward b, backward c; gradients go with the last backward alone. */
-static fsdp_status pipeline(fsdp_comm *comm, void *arg)
+static fsdp_status pipeline(const mini_program *p, mini *m, int step)
 {
-    const corner *c = arg;
-    int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
-    mini m;
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .sgd = true }));
-    for (int s = 0; s < PATTERNS; s++) {
-        fsdp_pass *pass[PASSES + 1] = { NULL };
-        fsdp_comm_stats before = stats_of(comm);
-        FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
-        for (int j = 0; j <= PASSES; j++) {
-            int64_t leaf = (s * size + rank) * PASSES + j;
-            if (j < PASSES) {
-                FSDP_TRY(fsdp_pass_begin(&pass[j], comm, FSDP_PASS_TRAIN));
-                m.number[leaf] = 0;
-                FSDP_TRY(mini_run(&m, pass[j], "[0 F1 F2 ]0", leaf));
-            }
-            if (j == 0) continue;
-            bool last = j == PASSES;
-            FSDP_TRY(fsdp_pass_set_sync(pass[j - 1], last));
-            FSDP_TRY(mini_run(&m, pass[j - 1], "{0 B2 B1 }0", leaf - 1));
-            rank_check(fsdp_pass_set_sync(pass[j - 1], last) == FSDP_ERR_STATE); /* too late */
-            FSDP_TRY(fsdp_pass_end(pass[j - 1]));
-            if (!last) rank_check(stats_of(comm).reduces == before.reduces);
+    fsdp_pass *pass[PASSES + 1] = { NULL };
+    int size = fsdp_comm_size(m->comm);
+    fsdp_comm_stats before = comm_stats(m->comm);
+    FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m->unit[0])));
+    for (int j = 0; j <= PASSES; j++) {
+        mini_turn t;
+        if (p->turn(p, size, step, j, fsdp_comm_rank(m->comm), &t)) {
+            FSDP_TRY(fsdp_pass_begin(&pass[j], m->comm, FSDP_PASS_TRAIN));
+            m->number[t.leaf] = 0;
+            FSDP_TRY(mini_run(m, pass[j], "[0 F1 F2 ]0", t.leaf));
         }
-        FSDP_TRY(fsdp_optim_step(m.optim, &(fsdp_step_opts){ .grad_scale = 1.0f / 32 }));
-        rank_check(stats_of(comm).reduces - before.reduces == (size > 1 ? 3 : 0));
+        if (j == 0) continue;
+        bool last = j == PASSES;
+        FSDP_TRY(fsdp_pass_set_sync(pass[j - 1], last));
+        FSDP_TRY(mini_run(m, pass[j - 1], "{0 B2 B1 }0", t.leaf - 1));
+        rank_check(fsdp_pass_set_sync(pass[j - 1], last) == FSDP_ERR_STATE); /* too late */
+        FSDP_TRY(fsdp_pass_end(pass[j - 1]));
+        rank_check(comm_stats(m->comm).reduces - before.reduces == (last && size > 1 ? 3 : 0));
     }
-    FSDP_TRY(mini_read(&m, ((result *)c->shared)->param[rank]));
-    mini_destroy(&m);
     return FSDP_OK;
-}
-
-static void compare_pipeline(const corner *c)
-{
-    const result *got = c->shared;
-    float want[1024];
-    plain *p = plain_create();
-    for (int s = 0; s < PATTERNS; s++) {
-        for (int j = 0; j < PASSES; j++)
-            for (int r = 0; r < c->ranks; r++) plain_leaf_of(p, "[0 F1 F2 ]0 {0 B2 B1 }0", (s * c->ranks + r) * PASSES + j, r, j == PASSES - 1);
-        plain_step(p, 1.0f / 32);
-    }
-    plain_read(p, want);
-    plain_destroy(p);
-    for (int r = 0; r < c->ranks; r++)
-        if (memcmp(want, got->param[r], (size_t)mini_numel() * sizeof(float)) != 0) fail_msg("%s: rank %d has other bits", corner_name(c), r);
 }
 
 static void test_the_last_backward_sends(void **state)
 {
     (void)state;
-    in_corners(pipeline, &(corners){ .ranks = (const int[]){ 1, 3, 0 }, .all_modes = true, .threads_only = true, .shared = sizeof(result), .after = compare_pipeline });
+    mini_program p = { .steps = PATTERNS, .turn = last_sends, .script = "[0 F1 F2 ]0 {0 B2 B1 }0", .passes = pipeline };
+    mini_program_in_corners(&p, (corners){ .ranks = (const int[]){ 1, 3, 0 }, .all_modes = true, .threads_only = true });
 }
 
 /* A rank alone ends a pass without sync, the other cancels it: after the reset neither has what only one has; what was sent stays. */

@@ -19,6 +19,13 @@ void shared_free(void *p, size_t bytes)
     munmap(p, bytes);
 }
 
+fsdp_comm_stats comm_stats(const fsdp_comm *comm)
+{
+    fsdp_comm_stats s;
+    fsdp_comm_get_stats(comm, &s);
+    return s;
+}
+
 const char *corner_name(const corner *c)
 {
     static _Thread_local char text[128];

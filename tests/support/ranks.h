@@ -48,6 +48,9 @@ void in_corners(fsdp_rank_fn fn, const corners *which);
 /* One launch; the status is the caller's to judge. */
 fsdp_status in_corner(fsdp_rank_fn fn, const corner *c);
 
+/* fsdp_comm_get_stats() as a value. */
+fsdp_comm_stats comm_stats(const fsdp_comm *comm);
+
 /* Zeroed memory that forked ranks share with their parent. */
 void *shared_alloc(size_t bytes);
 void shared_free(void *p, size_t bytes);
