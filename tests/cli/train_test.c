@@ -287,9 +287,10 @@ static void test_eval(void **state)
         assert_memory_equal(&loss, &first, sizeof(loss));
     }
     assert_memory_equal(&first, &want, sizeof(want)); /* what training logged, of the file that it wrote */
-    /* other batches: sums in another grouping */
+    /* Other batches: sums in another grouping, and (oneDNN on AVX2) products that round otherwise where there are more rows: a
+     * few units of fp32's last place in each logit, which a mean does not enlarge. */
     double loss = eval_loss("--model straight --data val.txt --batch 64 --ranks 3", &tokens);
-    assert_true(fabs(loss - want) < 1e-12 * want);
+    assert_true(fabs(loss - want) < 1e-6 * want);
     /* other windows are another question, with an answer near it */
     loss = eval_loss("--model straight --data val.txt --seq 5", &tokens);
     assert_true(tokens == (double)(bytes - 1) && loss > want && loss < want + 1);
