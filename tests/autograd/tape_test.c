@@ -2,59 +2,19 @@
  *
  * The tape: what it keeps and gives up, the order in which scopes are told, and calls that are wrong. A wrong call is an error
  * with a message and changes nothing: what was right before it still works after it. */
-#include "support/testing.h"
+#include "support/one_rank.h"
 
 #include "autograd/tape.h"
 #include "base/alloc.h"
 #include "nn/module.h"
-#include "shard/runtime.h"
-
-#include <fsdp/fsdp.h>
 
 #include <math.h>
 
-static fsdp_comm *comm;
-
-static int set_up(void **state)
+/* One whose gradient is asked for. */
+static fsdp_tensor *wanted(fsdp_tape *tape, const char *name, int64_t rows, int64_t cols)
 {
-    (void)state;
-    return fsdp_comm_create_self(&comm) == FSDP_OK ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fsdp_comm_destroy(comm);
-    return 0;
-}
-
-static fsdpi_arena_stats memory(void)
-{
-    fsdpi_runtime *rt;
-    fsdpi_devctx *ctx;
-    assert_ok(fsdpi_runtime_of(&rt, comm));
-    assert_ok(fsdpi_runtime_device(&ctx, rt, fsdp_device_cpu()));
-    return fsdpi_arena_get_stats(ctx->arena);
-}
-
-static fsdp_tensor *matrix(fsdp_tape *tape, const char *name, int64_t rows, int64_t cols, bool wants_grad)
-{
-    fsdp_tensor *t;
-    float *v = calloc((size_t)(rows * cols) + 1, sizeof(*v));
-    assert_non_null(v);
-    fsdp_philox_normal_fill(3, name, 0, rows * cols, v);
-    assert_ok(fsdp_tensor_from_f32(&t, tape, v, 2, (int64_t[]){ rows, cols }));
-    if (wants_grad) assert_ok(fsdp_tensor_require_grad(t));
-    free(v);
-    return t;
-}
-
-static fsdp_tensor *labels_of(fsdp_tape *tape, int n, int below)
-{
-    fsdp_tensor *t;
-    int32_t v[64];
-    for (int i = 0; i < n; i++) v[i] = (5 * i + 2) % below;
-    assert_ok(fsdp_tensor_from_i32(&t, tape, v, 1, (int64_t[]){ n }));
+    fsdp_tensor *t = matrix(tape, name, rows, cols);
+    assert_ok(fsdp_tensor_require_grad(t));
     return t;
 }
 
@@ -70,9 +30,9 @@ enum { DEEP = 12, ROWS = 16, WIDE = 64 };
 /* A chain of layers, each a matrix of its own. Intermediate tensors are released as they are used. */
 static fsdp_status chain(fsdp_tape *tape, fsdp_tensor **loss)
 {
-    fsdp_tensor *x = matrix(tape, "x", ROWS, WIDE, true);
+    fsdp_tensor *x = wanted(tape, "x", ROWS, WIDE);
     for (int i = 0; i < DEEP; i++) {
-        fsdp_tensor *w = matrix(tape, "w", WIDE, WIDE, false), *y;
+        fsdp_tensor *w = matrix(tape, "w", WIDE, WIDE), *y;
         FSDP_TRY(fsdp_op_linear(tape, x, w, NULL, &(fsdp_op_linear_opts){ .activation = FSDP_ACT_GELU_TANH }, &y));
         fsdp_tensor_release(x);
         fsdp_tensor_release(w);
@@ -89,7 +49,7 @@ static int seen_count;
 static fsdp_status note_memory(void *ctx, fsdp_tape *tape)
 {
     (void)ctx, (void)tape;
-    seen[seen_count++] = memory().bytes_live;
+    seen[seen_count++] = arena_now().bytes_live;
     return FSDP_OK;
 }
 
@@ -98,11 +58,11 @@ static void test_memory_falls_in_backward(void **state)
     (void)state;
     static const fsdpi_scope_hooks hooks = { .after_backward = note_memory };
     fsdp_tape *tape;
-    size_t before = memory().bytes_live;
+    size_t before = arena_now().bytes_live;
     assert_ok(fsdp_tape_begin(&tape, comm));
-    fsdp_tensor *x = matrix(tape, "x", ROWS, WIDE, true), *loss;
+    fsdp_tensor *x = wanted(tape, "x", ROWS, WIDE), *loss;
     for (int i = 0; i < DEEP; i++) {
-        fsdp_tensor *w = matrix(tape, "w", WIDE, WIDE, false), *y;
+        fsdp_tensor *w = matrix(tape, "w", WIDE, WIDE), *y;
         assert_ok(fsdpi_tape_enter(tape, &hooks, NULL));
         assert_ok(fsdp_op_linear(tape, x, w, NULL, &(fsdp_op_linear_opts){ .activation = FSDP_ACT_GELU_TANH }, &y));
         assert_ok(fsdpi_tape_leave(tape, &hooks, NULL));
@@ -120,7 +80,7 @@ static void test_memory_falls_in_backward(void **state)
     /* what a layer needed for its backward: its weight and what came before its activation, at least */
     assert_true(seen[0] - seen[DEEP - 1] >= (size_t)(DEEP - 1) * (WIDE * WIDE + ROWS * WIDE) * sizeof(float));
     assert_ok(fsdp_tape_cancel(tape));
-    assert_int_equal(memory().bytes_live, before);
+    assert_int_equal(arena_now().bytes_live, before);
 }
 
 static void test_nothing_is_left(void **state)
@@ -136,7 +96,7 @@ static void test_nothing_is_left(void **state)
         assert_ok(chain(tape, &loss));
         if (step != 3) assert_ok(fsdp_backward(tape, loss)); /* once without */
         assert_ok(step % 2 ? fsdp_tape_end(tape) : fsdp_tape_cancel(tape));
-        fsdpi_arena_stats s = memory();
+        fsdpi_arena_stats s = arena_now();
         if (step > 0) assert_int_equal(s.bytes_live, live);
         if (step > 1) assert_int_equal(s.system_allocs, allocs); /* everything comes from what the first steps took */
         if (step > 1) assert_int_equal(fsdpi_alloc_live(), blocks + (long)(s.system_allocs - allocs));
@@ -156,12 +116,12 @@ static void test_release_all_before_backward(void **state)
         fsdp_tensor *x, *w, *b, *g, *c, *table, *y, *z, *norm, *sum, *qkv, *mixed, *ids, *rows, *loss, *labels;
         static const int32_t id[8] = { 0, 3, 1, 2, 3, 0, 1, 1 };
         assert_ok(fsdp_tape_begin(&tape, comm));
-        table = matrix(tape, "table", 4, 6, true);
-        x = matrix(tape, "x", 8, 6, true);
-        w = matrix(tape, "w", 18, 6, false);
-        b = matrix(tape, "b", 1, 18, false);
-        g = matrix(tape, "g", 1, 6, false);
-        c = matrix(tape, "c", 9, 6, false);
+        table = wanted(tape, "table", 4, 6);
+        x = wanted(tape, "x", 8, 6);
+        w = matrix(tape, "w", 18, 6);
+        b = matrix(tape, "b", 1, 18);
+        g = matrix(tape, "g", 1, 6);
+        c = matrix(tape, "c", 9, 6);
         assert_ok(fsdp_op_reshape(tape, b, 1, (int64_t[]){ 18 }, &b));
         assert_ok(fsdp_op_reshape(tape, g, 1, (int64_t[]){ 6 }, &g));
         assert_ok(fsdp_tensor_from_i32(&ids, tape, id, 1, (int64_t[]){ 8 }));
@@ -194,8 +154,8 @@ static void test_released_tensor(void **state)
     float out[16];
     double sum, count;
     assert_ok(fsdp_tape_begin(&tape, comm));
-    x = matrix(tape, "x", 4, 4, true);
-    w = matrix(tape, "w", 4, 4, true);
+    x = wanted(tape, "x", 4, 4);
+    w = wanted(tape, "w", 4, 4);
     labels = labels_of(tape, 4, 4);
     fsdp_tensor_release(NULL);
     assert_ok(fsdp_op_linear(tape, x, w, NULL, NULL, &y));
@@ -230,7 +190,7 @@ static void test_backward(void **state)
     double sum, count;
     assert_ok(fsdp_tape_begin(&tape, comm));
     assert_ok(fsdp_tape_begin(&other, comm));
-    x = matrix(tape, "x", 4, 4, true);
+    x = wanted(tape, "x", 4, 4);
     assert_fails(fsdp_tensor_grad_to_f32(x, g), FSDP_ERR_STATE, "no backward");
     assert_fails(fsdp_backward(tape, NULL), FSDP_ERR_INVALID, "loss");
     assert_fails(fsdp_backward(tape, x), FSDP_ERR_INVALID, "loss");
@@ -241,7 +201,7 @@ static void test_backward(void **state)
     assert_ok(fsdp_op_cross_entropy(tape, y, labels_of(tape, 4, 4), &loss));
     assert_fails(fsdp_backward(other, loss), FSDP_ERR_INVALID, "not of this tape");
     assert_fails(fsdp_op_add(tape, loss, loss, &another), FSDP_ERR_INVALID, "F64");
-    assert_ok(fsdp_op_cross_entropy(tape, matrix(tape, "data", 4, 4, false), labels_of(tape, 4, 4), &another));
+    assert_ok(fsdp_op_cross_entropy(tape, matrix(tape, "data", 4, 4), labels_of(tape, 4, 4), &another));
     assert_fails(fsdp_backward(tape, another), FSDP_ERR_INVALID, "does not depend");
     assert_ok(fsdp_backward(tape, loss));
     gradient(x, g);
@@ -256,7 +216,7 @@ static void test_backward(void **state)
     assert_ok(fsdp_tape_cancel(NULL));
 
     assert_ok(fsdp_tape_begin_with(&eval, comm, &(fsdp_tape_opts){ .eval = true }));
-    x = matrix(eval, "x", 4, 4, true);
+    x = wanted(eval, "x", 4, 4);
     assert_ok(fsdp_op_cross_entropy(eval, x, labels_of(eval, 4, 4), &loss));
     assert_fails(fsdp_backward(eval, loss), FSDP_ERR_STATE, "evaluation");
     assert_ok(fsdp_loss_read(loss, &sum, &count));
@@ -271,10 +231,10 @@ static void test_other_tapes_tensors(void **state)
     fsdp_tensor *mine, *theirs, *ids, *out, *two, *vector;
     assert_ok(fsdp_tape_begin(&tape, comm));
     assert_ok(fsdp_tape_begin(&other, comm));
-    mine = matrix(tape, "x", 4, 4, true);
-    theirs = matrix(other, "x", 4, 4, true);
+    mine = wanted(tape, "x", 4, 4);
+    theirs = wanted(other, "x", 4, 4);
     ids = labels_of(other, 4, 4);
-    assert_ok(fsdp_op_reshape(other, matrix(other, "v", 1, 4, false), 1, (int64_t[]){ 4 }, &vector));
+    assert_ok(fsdp_op_reshape(other, matrix(other, "v", 1, 4), 1, (int64_t[]){ 4 }, &vector));
     assert_fails(fsdp_op_linear(tape, theirs, mine, NULL, NULL, &out), FSDP_ERR_INVALID, "another tape");
     assert_fails(fsdp_op_linear(tape, mine, theirs, NULL, NULL, &out), FSDP_ERR_INVALID, "another tape");
     assert_fails(fsdp_op_linear(tape, mine, mine, vector, NULL, &out), FSDP_ERR_INVALID, "another tape");
@@ -304,10 +264,10 @@ static void test_shapes(void **state)
     int64_t huge[2] = { INT64_MAX / 2, 4 };
     float x[4] = { 0 };
     assert_ok(fsdp_tape_begin(&tape, comm));
-    a = matrix(tape, "a", 4, 6, false);
-    b = matrix(tape, "b", 5, 7, false);
+    a = matrix(tape, "a", 4, 6);
+    b = matrix(tape, "b", 5, 7);
     i = labels_of(tape, 4, 4);
-    assert_ok(fsdp_op_reshape(tape, matrix(tape, "v", 1, 5, false), 1, (int64_t[]){ 5 }, &v));
+    assert_ok(fsdp_op_reshape(tape, matrix(tape, "v", 1, 5), 1, (int64_t[]){ 5 }, &v));
     assert_fails(fsdp_op_linear(tape, a, b, NULL, NULL, &out), FSDP_ERR_INVALID, "[4, 6]");
     assert_fails(fsdp_op_linear(tape, a, b, NULL, NULL, &out), FSDP_ERR_INVALID, "[5, 7]");
     assert_fails(fsdp_op_linear(tape, a, v, NULL, NULL, &out), FSDP_ERR_INVALID, "[5]");
@@ -348,11 +308,11 @@ static void use_ids(fsdp_device *dev, const int32_t *id, bool as_labels, const c
     double sum, count;
     float out[24];
     assert_ok(fsdp_tape_begin_with(&tape, comm, &(fsdp_tape_opts){ .device = dev }));
-    table = matrix(tape, "t", 13, 6, true);
+    table = wanted(tape, "t", 13, 6);
     assert_ok(fsdp_tensor_from_i32(&ids, tape, id, 1, (int64_t[]){ 4 }));
     fsdp_status st;
     if (as_labels) {
-        assert_ok(fsdp_op_linear(tape, matrix(tape, "x", 4, 6, true), table, NULL, NULL, &y));
+        assert_ok(fsdp_op_linear(tape, wanted(tape, "x", 4, 6), table, NULL, NULL, &y));
         assert_ok(fsdp_op_cross_entropy(tape, y, ids, &loss));
         st = fsdp_loss_read(loss, &sum, &count);
         if (st == FSDP_OK) assert_true(number == NULL && count == (id[0] == -100 ? 3 : 4));
@@ -394,7 +354,7 @@ static void test_nothing_counts(void **state)
     double sum = 1, count = 1, mean = 1;
     float g[12];
     assert_ok(fsdp_tape_begin(&tape, comm));
-    x = matrix(tape, "x", 3, 4, true);
+    x = wanted(tape, "x", 3, 4);
     assert_ok(fsdp_tensor_from_i32(&labels, tape, (int32_t[]){ -100, -100, -100 }, 1, (int64_t[]){ 3 }));
     assert_ok(fsdp_op_cross_entropy(tape, x, labels, &loss));
     assert_ok(fsdp_backward(tape, loss));
@@ -406,7 +366,7 @@ static void test_nothing_counts(void **state)
     assert_ok(fsdp_tape_end(tape));
     /* and none at all */
     assert_ok(fsdp_tape_begin(&tape, comm));
-    x = matrix(tape, "x", 0, 4, true);
+    x = wanted(tape, "x", 0, 4);
     assert_ok(fsdp_tensor_from_i32(&labels, tape, (int32_t[]){ 0 }, 1, (int64_t[]){ 0 }));
     assert_ok(fsdp_op_cross_entropy(tape, x, labels, &loss));
     assert_ok(fsdp_backward(tape, loss));
@@ -448,7 +408,7 @@ static void test_scopes(void **state)
     fsdp_tensor *x, *y, *unused, *loss;
     assert_ok(fsdp_tape_begin(&tape, comm));
     story[0] = '\0';
-    x = matrix(tape, "x", 4, 4, true);
+    x = wanted(tape, "x", 4, 4);
     enter(tape, "A");
     enter(tape, "B");
     assert_ok(fsdp_op_add(tape, x, x, &y));
@@ -483,7 +443,7 @@ static void test_open_scope(void **state)
     fsdp_tape *tape;
     fsdp_tensor *x, *y, *loss;
     assert_ok(fsdp_tape_begin(&tape, comm));
-    x = matrix(tape, "x", 4, 4, true);
+    x = wanted(tape, "x", 4, 4);
     enter(tape, "A");
     assert_ok(fsdp_op_add(tape, x, x, &y));
     assert_ok(fsdp_op_cross_entropy(tape, y, labels_of(tape, 4, 4), &loss));
@@ -506,12 +466,12 @@ static void test_allocations_that_fail(void **state)
     for (long n = 0; n <= made; n++) { /* 0: none, so that what is made once is there */
         fsdp_tape *tape;
         fsdp_tensor *loss = NULL, *x, *y, *w;
-        size_t live = memory().bytes_live;
+        size_t live = arena_now().bytes_live;
         long blocks = fsdpi_alloc_live();
-        uint64_t allocs = memory().system_allocs;
+        uint64_t allocs = arena_now().system_allocs;
         assert_ok(fsdp_tape_begin(&tape, comm));
-        x = matrix(tape, "x", 8, 6, true);
-        w = matrix(tape, "w", 18, 6, true);
+        x = wanted(tape, "x", 8, 6);
+        w = wanted(tape, "w", 18, 6);
         fsdp_tensor *labels = labels_of(tape, 8, 6);
         fsdpi_alloc_fail_at(n);
         fsdp_status st = fsdp_op_linear(tape, x, w, NULL, &(fsdp_op_linear_opts){ .activation = FSDP_ACT_GELU_TANH }, &y);
@@ -525,8 +485,8 @@ static void test_allocations_that_fail(void **state)
         bool well = st == FSDP_OK;
         if (!well && st != FSDP_ERR_NOMEM) fail_msg("allocation %ld: %s", n, fsdp_last_error());
         assert_ok(well ? fsdp_tape_end(tape) : fsdp_tape_cancel(tape));
-        assert_int_equal(memory().bytes_live, live);
-        long headers = (long)(memory().system_allocs - allocs); /* of the arena's blocks */
+        assert_int_equal(arena_now().bytes_live, live);
+        long headers = (long)(arena_now().system_allocs - allocs); /* of the arena's blocks */
         if (n > 0 && fsdpi_alloc_live() != blocks + headers) fail_msg("allocation %ld: %ld blocks after, %ld and %ld before", n, fsdpi_alloc_live(), blocks, headers);
         assert_true(n < 2000);
     }

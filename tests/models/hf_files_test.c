@@ -4,7 +4,7 @@
  * bytes on any number of ranks and in any mode, replaces an older model only when it is whole, and is read back to the bit. */
 #include "format/scratch.h"
 #include "support/fault_write.h"
-#include "support/testing.h"
+#include "support/one_rank.h"
 #include "support/tiny_gpt.h"
 
 #include "base/alloc.h"
@@ -93,21 +93,6 @@ static void test_config_round_trip(void **state)
 }
 
 /* ---- weights ---- */
-
-static fsdp_comm *comm;
-
-static int set_up(void **state)
-{
-    (void)state;
-    return fsdp_comm_create_self(&comm) == FSDP_OK ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fsdp_comm_destroy(comm);
-    return 0;
-}
 
 typedef struct tensor {
     char name[80];

@@ -1,44 +1,22 @@
 /* SPDX-License-Identifier: MIT
  *
  * Modules on one rank: hooks in their order, units that are used often or not at all, names, and calls that are wrong. */
-#include "support/testing.h"
+#include "support/one_rank.h"
 
 #include "base/alloc.h"
-#include "shard/runtime.h"
-
-#include <fsdp/fsdp.h>
 
 #include <math.h>
 
 enum { WIDTH = 6, ROWS = 4 };
 
-static fsdp_comm *comm;
-
-static int set_up(void **state)
+static fsdp_module *layer(int64_t in, int64_t out)
 {
-    (void)state;
-    return fsdp_comm_create_self(&comm) == FSDP_OK ? 0 : -1;
+    return linear(in, out, FSDP_ACT_GELU_TANH);
 }
 
-static int tear_down(void **state)
+static fsdp_tensor *input(fsdp_tape *tape, const char *name)
 {
-    (void)state;
-    fsdp_comm_destroy(comm);
-    return 0;
-}
-
-static fsdp_module *linear(int64_t in, int64_t out)
-{
-    fsdp_module *m;
-    assert_ok(fsdp_linear(&m, in, out, &(fsdp_linear_opts){ .bias = true, .activation = FSDP_ACT_GELU_TANH }));
-    return m;
-}
-
-static fsdp_module *sequential(fsdp_module *a, fsdp_module *b)
-{
-    fsdp_module *m;
-    assert_ok(fsdp_sequential(&m, (fsdp_module *[]){ a, b }, b != NULL ? 2 : 1));
-    return m;
+    return matrix(tape, name, ROWS, WIDTH);
 }
 
 static fsdp_module *wrap(fsdp_module *m, const char *name)
@@ -46,46 +24,6 @@ static fsdp_module *wrap(fsdp_module *m, const char *name)
     fsdp_module *out;
     assert_ok(fsdp_wrap(&out, m, &(fsdp_wrap_opts){ .comm = comm, .name = name }));
     return out;
-}
-
-static fsdp_tensor *input(fsdp_tape *tape, const char *name)
-{
-    float x[ROWS * WIDTH];
-    fsdp_tensor *t;
-    fsdp_philox_normal_fill(4, name, 0, ROWS * WIDTH, x);
-    assert_ok(fsdp_tensor_from_f32(&t, tape, x, 2, (int64_t[]){ ROWS, WIDTH }));
-    return t;
-}
-
-static fsdp_tensor *loss_of(fsdp_tape *tape, fsdp_tensor *y)
-{
-    fsdp_tensor *labels, *loss;
-    int32_t v[8 * ROWS];
-    int64_t rows = fsdp_tensor_numel(y) / fsdp_tensor_shape(y, -1);
-    for (int64_t i = 0; i < rows; i++) v[i] = (int32_t)((i + 1) % fsdp_tensor_shape(y, -1));
-    assert_ok(fsdp_tensor_from_i32(&labels, tape, v, 1, &rows));
-    assert_ok(fsdp_op_cross_entropy(tape, y, labels, &loss));
-    return loss;
-}
-
-/* All gradients of a tree, in the order of its parameters; 0 where a unit has none. They are dropped. */
-static int gradients(fsdp_module *m, float *out)
-{
-    const fsdp_module_param_info *p;
-    const fsdp_slice *s;
-    int n, slices, used = 0;
-    fsdp_unit_list units = fsdp_module_units(m);
-    assert_ok(fsdp_module_params(m, &p, &n));
-    assert_ok(fsdp_step_begin(units));
-    for (int i = 0; i < n; i++) {
-        fsdp_unit_slices(p[i].unit, &s, &slices);
-        for (int k = 0; k < slices; k++) {
-            if (s[k].param != p[i].index) continue;
-            for (int64_t e = 0; e < s[k].numel; e++) out[used++] = s[k].grad != NULL ? s[k].grad[e] : 0;
-        }
-    }
-    assert_ok(fsdp_step_cancel(units));
-    return used;
 }
 
 /* ---- hooks ---- */
@@ -152,14 +90,14 @@ static void listen(fsdp_module *m, const char *name)
 static void test_hooks(void **state)
 {
     (void)state;
-    fsdp_module *b = linear(WIDTH, WIDTH), *c = linear(WIDTH, WIDTH), *a;
+    fsdp_module *b = layer(WIDTH, WIDTH), *c = layer(WIDTH, WIDTH), *a;
     float g[512];
     b = wrap(b, "B");
     listen(b, "B");
-    a = sequential(b, linear(WIDTH, WIDTH));
+    a = sequential(b, layer(WIDTH, WIDTH), NULL);
     listen(a, "A");
     listen(a, "A2");
-    fsdp_module *root = wrap(sequential(wrap(a, "A"), wrap(c, "C")), "root");
+    fsdp_module *root = wrap(sequential(wrap(a, "A"), wrap(c, "C"), NULL), "root");
     listen(c, "C");
     assert_ok(fsdp_module_init_keyed(root, FSDP_INIT_KAIMING, 1));
     fsdp_tape *tape;
@@ -199,7 +137,7 @@ static fsdp_status f_3(fsdp_module *m, fsdp_tape *t, void *arg) { (void)m, (void
 static void test_hook_that_fails(void **state)
 {
     (void)state;
-    fsdp_module *inner = wrap(linear(WIDTH, WIDTH), "inner"), *m = wrap(sequential(inner, linear(WIDTH, WIDTH)), "outer");
+    fsdp_module *inner = wrap(layer(WIDTH, WIDTH), "inner"), *m = wrap(sequential(inner, layer(WIDTH, WIDTH), NULL), "outer");
     float want[256], got[256];
     assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
     assert_ok(fsdp_module_add_hooks(inner, &(fsdp_hooks){ f_0, f_1, f_2, f_3, NULL }));
@@ -268,7 +206,7 @@ static void test_unit_used_thrice(void **state)
     float one[256], many[256];
     /* Whether the layer has a unit of its own, or lies in one around, is the same; so is whether the unused one has. */
     for (int units = 0; units < 4; units++) {
-        fsdp_module *a = linear(WIDTH, WIDTH), *b = linear(WIDTH, WIDTH);
+        fsdp_module *a = layer(WIDTH, WIDTH), *b = layer(WIDTH, WIDTH);
         if (units & 1) a = wrap(a, "a");
         if (units & 2) b = wrap(b, "b");
         fsdp_module *m = wrap(two_children(thrice, a, b), "root");
@@ -281,7 +219,7 @@ static void test_unit_used_thrice(void **state)
         fsdp_module_destroy(m);
     }
     /* The gradient of three uses is the sum of what each would bring alone: by differences of the loss. */
-    fsdp_module *m = wrap(two_children(thrice, linear(WIDTH, WIDTH), linear(WIDTH, WIDTH)), "root");
+    fsdp_module *m = wrap(two_children(thrice, layer(WIDTH, WIDTH), layer(WIDTH, WIDTH)), "root");
     assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
     fsdp_unit_list units = fsdp_module_units(m);
     for (int k = 0; k < WIDTH; k++) {
@@ -318,7 +256,7 @@ static void test_unit_used_thrice(void **state)
 static void test_unused_unit_is_left_alone(void **state)
 {
     (void)state;
-    fsdp_module *b = wrap(linear(WIDTH, WIDTH), "b"), *a = wrap(linear(WIDTH, WIDTH), "a"), *m = wrap(two_children(thrice, a, b), "root");
+    fsdp_module *b = wrap(layer(WIDTH, WIDTH), "b"), *a = wrap(layer(WIDTH, WIDTH), "a"), *m = wrap(two_children(thrice, a, b), "root");
     float before[84], after[84];
     fsdp_optim *optim;
     assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
@@ -337,7 +275,7 @@ static void test_unused_unit_is_left_alone(void **state)
 static void test_two_forwards_one_backward(void **state)
 {
     (void)state;
-    fsdp_module *inner = wrap(linear(WIDTH, WIDTH), "inner"), *m = wrap(sequential(inner, linear(WIDTH, WIDTH)), "outer");
+    fsdp_module *inner = wrap(layer(WIDTH, WIDTH), "inner"), *m = wrap(sequential(inner, layer(WIDTH, WIDTH), NULL), "outer");
     float want[256], got[256];
     assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
     fsdp_tape *tape;
@@ -360,7 +298,7 @@ static void test_two_forwards_one_backward(void **state)
 static void test_two_tapes(void **state)
 {
     (void)state;
-    fsdp_module *inner = wrap(linear(WIDTH, WIDTH), "inner"), *m = wrap(sequential(inner, linear(WIDTH, WIDTH)), "outer");
+    fsdp_module *inner = wrap(layer(WIDTH, WIDTH), "inner"), *m = wrap(sequential(inner, layer(WIDTH, WIDTH), NULL), "outer");
     float want[256], got[256];
     fsdp_tape *tape[2], *eval;
     fsdp_tensor *y[2], *z, *loss;
@@ -404,7 +342,7 @@ static void test_loss_before_backward(void **state)
     for (int read_first = 0; read_first < 2; read_first++) {
         static float grads[2][128];
         static double sums[2];
-        fsdp_module *body = wrap(linear(WIDTH, WIDTH), "body"), *head, *m;
+        fsdp_module *body = wrap(layer(WIDTH, WIDTH), "body"), *head, *m;
         fsdp_tensor *labels, *loss;
         fsdp_tape *tape;
         double count, mean;
@@ -412,7 +350,7 @@ static void test_loss_before_backward(void **state)
         assert_ok(fsdp_module_create(&head, &(fsdp_module_opts){ .type = "head", .forward = tied_head, .ctx = &labels }));
         assert_ok(fsdp_module_add_param(head, &(fsdp_param){ "weight", 2, { 13, WIDTH } }, FSDP_PARAM_NORMAL, 0.5f));
         head = wrap(head, "head");
-        m = wrap(sequential(body, head), "root");
+        m = wrap(sequential(body, head, NULL), "root");
         assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
         assert_ok(fsdp_tape_begin(&tape, comm));
         assert_ok(fsdp_tensor_from_i32(&labels, tape, v, 1, (int64_t[]){ ROWS }));
@@ -443,7 +381,7 @@ static void test_evaluation_between(void **state)
         int32_t v[ROWS] = { 1, 12, 0, 3 };
         assert_ok(fsdp_module_create(&head, &(fsdp_module_opts){ .type = "head", .forward = tied_head, .ctx = &labels }));
         assert_ok(fsdp_module_add_param(head, &(fsdp_param){ "weight", 2, { 13, WIDTH } }, FSDP_PARAM_NORMAL, 0.5f));
-        fsdp_module *m = wrap(sequential(wrap(linear(WIDTH, WIDTH), "body"), head), "root");
+        fsdp_module *m = wrap(sequential(wrap(layer(WIDTH, WIDTH), "body"), head, NULL), "root");
         assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
         assert_ok(fsdp_tape_begin(&tape, comm));
         assert_ok(fsdp_tensor_from_i32(&labels, tape, v, 1, (int64_t[]){ ROWS }));
@@ -472,7 +410,7 @@ static void test_names(void **state)
     const fsdp_module_param_info *p;
     int n;
     float w[36];
-    fsdp_module *m = sequential(sequential(linear(WIDTH, WIDTH), NULL), linear(WIDTH, WIDTH));
+    fsdp_module *m = sequential(sequential(layer(WIDTH, WIDTH), NULL, NULL), layer(WIDTH, WIDTH), NULL);
     static const char *const want[] = { "0.0.weight", "0.0.bias", "1.weight", "1.bias" };
     for (int wraps = 0; wraps < 3; wraps++) { /* wrapping, even twice, changes no name */
         if (wraps > 0) m = wrap(m, "m");
@@ -503,10 +441,10 @@ static void test_names(void **state)
 static void test_parents(void **state)
 {
     (void)state;
-    fsdp_module *a = linear(WIDTH, WIDTH), *b = linear(WIDTH, WIDTH), *m, *other, *out;
-    m = sequential(a, b);
+    fsdp_module *a = layer(WIDTH, WIDTH), *b = layer(WIDTH, WIDTH), *m, *other, *out;
+    m = sequential(a, b, NULL);
     assert_fails(fsdp_sequential(&other, (fsdp_module *[]){ a }, 1), FSDP_ERR_INVALID, "in another module already");
-    fsdp_module *c = linear(WIDTH, WIDTH);
+    fsdp_module *c = layer(WIDTH, WIDTH);
     assert_fails(fsdp_sequential(&other, (fsdp_module *[]){ c, c }, 2), FSDP_ERR_INVALID, "in another module already");
     assert_fails(fsdp_sequential(&other, (fsdp_module *[]){ c, NULL }, 2), FSDP_ERR_INVALID, "NULL");
     assert_fails(fsdp_sequential(&other, NULL, 2), FSDP_ERR_INVALID, "2 children");
@@ -537,7 +475,7 @@ static void test_parents(void **state)
 static void test_parameter_in_no_unit(void **state)
 {
     (void)state;
-    fsdp_module *m = sequential(wrap(linear(WIDTH, WIDTH), "in"), linear(WIDTH, WIDTH));
+    fsdp_module *m = sequential(wrap(layer(WIDTH, WIDTH), "in"), layer(WIDTH, WIDTH), NULL);
     fsdp_tape *tape;
     fsdp_tensor *y;
     fsdp_rng rng;
@@ -559,7 +497,7 @@ static void test_wrong_device_and_communicator(void **state)
 {
     (void)state;
     fsdp_device *guard, *second;
-    fsdp_module *m = linear(WIDTH, WIDTH), *out;
+    fsdp_module *m = layer(WIDTH, WIDTH), *out;
     fsdp_tape *tape;
     fsdp_tensor *y;
     assert_ok(fsdp_device_open(&guard, "guard"));
@@ -584,7 +522,7 @@ static void test_wrong_device_and_communicator(void **state)
 static void test_wrap_twice(void **state)
 {
     (void)state;
-    fsdp_module *in = wrap(linear(WIDTH, WIDTH), "in"), *m = sequential(in, linear(WIDTH, WIDTH)), *out = NULL;
+    fsdp_module *in = wrap(layer(WIDTH, WIDTH), "in"), *m = sequential(in, layer(WIDTH, WIDTH), NULL), *out = NULL;
     assert_fails(fsdp_wrap(&out, in, &(fsdp_wrap_opts){ .comm = comm }), FSDP_ERR_INVALID, "wrapped already (unit \"in\")");
     assert_null(out);
     m = wrap(m, "once");
@@ -614,7 +552,7 @@ static void test_wrap_twice(void **state)
 static void test_summon(void **state)
 {
     (void)state;
-    fsdp_module *in = wrap(linear(WIDTH, WIDTH), "in"), *m = wrap(sequential(in, linear(WIDTH, WIDTH)), "out");
+    fsdp_module *in = wrap(layer(WIDTH, WIDTH), "in"), *m = wrap(sequential(in, layer(WIDTH, WIDTH), NULL), "out");
     fsdp_rng rng;
     fsdp_tape *tape;
     fsdp_rng_init(&rng, 1);
@@ -642,7 +580,7 @@ static void test_summon(void **state)
     assert_ok(fsdp_tape_begin(&tape, comm));
     assert_fails(fsdp_summon_begin(m, &look), FSDP_ERR_STATE, "a pass is open");
     assert_fails(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1), FSDP_ERR_STATE, "a pass is open");
-    fsdp_module *more = linear(WIDTH, WIDTH), *out;
+    fsdp_module *more = layer(WIDTH, WIDTH), *out;
     assert_fails(fsdp_wrap(&out, more, &(fsdp_wrap_opts){ .comm = comm, .name = "more" }), FSDP_ERR_STATE, "a pass is open");
     assert_ok(fsdp_tape_end(tape));
     fsdp_module_destroy(more);
@@ -653,7 +591,7 @@ static void test_summon(void **state)
 static void test_part_of_a_unit(void **state)
 {
     (void)state;
-    fsdp_module *a = linear(WIDTH, WIDTH), *m = wrap(sequential(a, linear(WIDTH, WIDTH)), "both");
+    fsdp_module *a = layer(WIDTH, WIDTH), *m = wrap(sequential(a, layer(WIDTH, WIDTH), NULL), "both");
     assert_fails(fsdp_module_init_keyed(m, (fsdp_init_kind)5, 1), FSDP_ERR_INVALID, "kind 5");
     fsdp_rng rng;
     fsdp_rng_init(&rng, 1);
@@ -667,7 +605,7 @@ static void test_part_of_a_unit(void **state)
     assert_memory_equal(w, zero, sizeof(w));
     /* by key: what that module alone would have */
     float by_key[WIDTH * WIDTH];
-    fsdp_module *alone = wrap(linear(WIDTH, WIDTH), "alone");
+    fsdp_module *alone = wrap(layer(WIDTH, WIDTH), "alone");
     assert_ok(fsdp_module_init_keyed(alone, FSDP_INIT_KAIMING, 1));
     assert_ok(fsdp_module_read_param(alone, 0, by_key));
     assert_ok(fsdp_module_init_keyed(a, FSDP_INIT_KAIMING, 1));
@@ -712,27 +650,18 @@ static fsdp_status make_and_train(bool *built)
     return st != FSDP_OK ? st : end;
 }
 
-static size_t arena_live(void)
-{
-    fsdpi_runtime *rt;
-    fsdpi_devctx *ctx;
-    assert_ok(fsdpi_runtime_of(&rt, comm));
-    assert_ok(fsdpi_runtime_device(&ctx, rt, fsdp_device_cpu()));
-    return fsdpi_arena_get_stats(ctx->arena).bytes_live;
-}
-
 static void test_allocations_that_fail(void **state)
 {
     (void)state;
     bool built = false;
     assert_ok(make_and_train(&built));
-    size_t live = arena_live();
+    size_t live = arena_now().bytes_live;
     for (long n = 1, made = 1; n <= made; n++) {
         built = false;
         fsdpi_alloc_fail_at(n);
         fsdp_status st = make_and_train(&built);
         made = fsdpi_alloc_fail_at(0);
-        assert_int_equal(arena_live(), live);
+        assert_int_equal(arena_now().bytes_live, live);
         if (st != FSDP_OK && st != FSDP_ERR_NOMEM) fail_msg("allocation %ld: %s", n, fsdp_last_error());
         assert_true(n < 2000);
         assert_ok(make_and_train(&built)); /* the communicator is well */
@@ -745,10 +674,10 @@ static void test_destroy_frees_all(void **state)
     bool built;
     assert_ok(make_and_train(&built));
     long blocks = fsdpi_alloc_live();
-    size_t live = arena_live();
+    size_t live = arena_now().bytes_live;
     for (int i = 0; i < 3; i++) assert_ok(make_and_train(&built));
     assert_int_equal(fsdpi_alloc_live(), blocks);
-    assert_int_equal(arena_live(), live);
+    assert_int_equal(arena_now().bytes_live, live);
 }
 
 int main(void)

@@ -5,10 +5,8 @@
  * names.
  *
  * The network is the seed scenario's tied one: table (embedding) -> body (linear) -> head (linear, whose weight is the table's). */
+#include "support/one_rank.h"
 #include "support/ranks.h"
-#include "support/testing.h"
-
-#include <fsdp/fsdp.h>
 
 #include <math.h>
 
@@ -226,39 +224,6 @@ static void test_same_bits_in_every_unit(void **state)
 
 /* ---- the sum of both uses ---- */
 
-static fsdp_comm *comm;
-
-static int set_up(void **state)
-{
-    (void)state;
-    return fsdp_comm_create_self(&comm) == FSDP_OK ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fsdp_comm_destroy(comm);
-    return 0;
-}
-
-/* All gradients in the order of the parameters; they are dropped. */
-static void gradients(net *n, float *out)
-{
-    const fsdp_module_param_info *p;
-    const fsdp_slice *s;
-    int count, slices;
-    fsdp_unit_list units = fsdp_module_units(n->model);
-    assert_ok(fsdp_module_params(n->model, &p, &count));
-    assert_ok(fsdp_step_begin(units));
-    for (int i = 0; i < count; i++) {
-        fsdp_unit_slices(p[i].unit, &s, &slices);
-        for (int k = 0; k < slices; k++)
-            if (s[k].param == p[i].index) memcpy(out + s[k].offset, s[k].grad, (size_t)s[k].numel * sizeof(float));
-        out += fsdp_unit_param_numel(p[i].unit, p[i].index);
-    }
-    assert_ok(fsdp_step_cancel(units));
-}
-
 enum { TABLE = VOCAB * WIDTH, BODY = WIDTH * WIDTH + WIDTH };
 
 /* The same network with two tables of the same values: their gradients are the parts of the tied one's. */
@@ -282,8 +247,8 @@ static void test_sum_of_both_uses(void **state)
             assert_ok(micro_batch(&a, leaf));
             assert_ok(micro_batch(&b, leaf));
         }
-        gradients(&a, tied);
-        gradients(&b, apart);
+        gradients(a.model, tied);
+        gradients(b.model, apart);
         for (int i = 0; i < TABLE; i++) {
             float sum = apart[i] + apart[TABLE + BODY + i];
             if (!(fabsf(tied[i] - sum) <= 1e-6f)) fail_msg("%s: [%d]: %.9g, not %.9g + %.9g", ways[way].name, i, (double)tied[i], (double)apart[i], (double)apart[TABLE + BODY + i]);

@@ -2,28 +2,13 @@
  *
  * Policies: the units that each rule makes, to the last parameter; what is wrapped is left alone; and however a model is wrapped, with
  * whatever kept whole, its training has the same bits. A wrap that fails has changed nothing. */
+#include "support/one_rank.h"
 #include "support/ranks.h"
-#include "support/testing.h"
 #include "support/tiny_gpt.h"
 
 #include "base/alloc.h"
 #include "nn/module.h"
 #include "shard/unit.h"
-
-static fsdp_comm *comm;
-
-static int set_up(void **state)
-{
-    (void)state;
-    return fsdp_comm_create_self(&comm) == FSDP_OK ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    fsdp_comm_destroy(comm);
-    return 0;
-}
 
 /* ---- which units ---- */
 
@@ -128,33 +113,24 @@ static void test_callback(void **state)
 
 /* ---- what is there is left alone; and again, later ---- */
 
-static fsdp_module *linear(void)
+static fsdp_module *square(void)
 {
-    fsdp_module *m;
-    assert_ok(fsdp_linear(&m, 6, 6, &(fsdp_linear_opts){ .bias = true }));
-    return m;
-}
-
-static fsdp_module *sequential(fsdp_module *a, fsdp_module *b, fsdp_module *c)
-{
-    fsdp_module *m;
-    assert_ok(fsdp_sequential(&m, (fsdp_module *[]){ a, b, c }, c != NULL ? 3 : 2));
-    return m;
+    return linear(6, 6, FSDP_ACT_NONE);
 }
 
 static void test_left_alone(void **state)
 {
     (void)state;
     const fsdp_wrap_policy linears = { TYPES("linear") };
-    fsdp_module *inner = sequential(linear(), linear(), NULL), *m;
+    fsdp_module *inner = sequential(square(), square(), NULL), *m;
     assert_ok(fsdp_wrap(&inner, inner, &(fsdp_wrap_opts){ .comm = comm, .name = "inner" }));
-    m = sequential(linear(), inner, linear());
+    m = sequential(square(), inner, square());
     fsdp_unit *before = fsdp_module_units(inner).units[0];
     assert_ok(fsdp_wrap(&m, m, &(fsdp_wrap_opts){ .comm = comm, .name = "m", .policy = &linears }));
     assert_string_equal(units_of(m), "m:0 0:2 inner:4 2:2");
     assert_ptr_equal(fsdp_module_units(inner).units[0], before);
     /* later, with more around: the policy finds what is new */
-    m = sequential(m, linear(), NULL);
+    m = sequential(m, square(), NULL);
     assert_ok(fsdp_wrap(&m, m, &(fsdp_wrap_opts){ .comm = comm, .name = "more", .policy = &linears }));
     assert_string_equal(units_of(m), "more:0 m:0 0:2 inner:4 2:2 1:2");
     /* and nothing is left: only the unit around */
@@ -166,7 +142,7 @@ static void test_left_alone(void **state)
 static void test_together(void **state)
 {
     (void)state;
-    fsdp_module *l[4] = { linear(), linear(), linear(), linear() }, *in = sequential(l[0], l[1], l[2]), *m = sequential(in, l[3], NULL);
+    fsdp_module *l[4] = { square(), square(), square(), square() }, *in = sequential(l[0], l[1], l[2]), *m = sequential(in, l[3], NULL);
     fsdp_wrap_opts o = { .comm = comm, .name = "both" };
     assert_fails(fsdp_wrap_together(l, 0, &o), FSDP_ERR_INVALID, "0 modules");
     assert_fails(fsdp_wrap_together((fsdp_module *[]){ in, l[1] }, 2, &o), FSDP_ERR_INVALID, "module 1 (linear) is within module 0 (sequential)");
@@ -195,7 +171,7 @@ static void test_gathered_once_for_all(void **state)
 {
     (void)state;
     char story[256] = "";
-    fsdp_module *l[3] = { linear(), linear(), linear() }, *m = sequential(l[0], l[1], l[2]);
+    fsdp_module *l[3] = { square(), square(), square() }, *m = sequential(l[0], l[1], l[2]);
     fsdp_wrap_opts o = { .comm = comm, .prefetch = -1 };
     fsdp_tape *tape;
     fsdp_tensor *x, *y, *labels, *loss;
@@ -274,7 +250,7 @@ static void test_failed_wrap_changes_nothing(void **state)
     fsdp_wrap_policy p = { TYPES("linear"), .per_unit = 2 };
     fsdp_module *l[5], *m, *same;
     float want[5][42], got[42], w[36];
-    for (int i = 0; i < 5; i++) l[i] = linear();
+    for (int i = 0; i < 5; i++) l[i] = square();
     fsdp_module *in = sequential(l[0], l[1], l[2]);
     m = sequential(in, l[3], l[4]);
     assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
