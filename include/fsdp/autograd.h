@@ -44,6 +44,10 @@ FSDP_API fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, cons
  * how many rows it counts becomes the weight of the pass (fsdp_pass_add_weight). */
 FSDP_API fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss) FSDP_NODISCARD;
 
+/* Not collective. Whether an operation or a forward that is called now is run again, in the backward: what it counted the first time must
+ * not be counted twice. */
+FSDP_API bool fsdp_tape_is_recomputing(const fsdp_tape *tape);
+
 /* Ends the pass: gradients that a finished backward brought are committed; else the pass is cancelled. Frees the tape
  * and its tensors, also when it fails. NULL is accepted. */
 FSDP_API fsdp_status fsdp_tape_end(fsdp_tape *tape) FSDP_NODISCARD;

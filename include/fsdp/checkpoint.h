@@ -40,8 +40,9 @@ FSDP_API void fsdp_checkpoint_destroy(fsdp_checkpoint *c);
 /* Not collective, but the same on every rank. Names are copied, and must differ; the rest is borrowed. */
 /* Parameter `index` of a unit, saved as `name`. */
 FSDP_API fsdp_status fsdp_checkpoint_add_param(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index) FSDP_NODISCARD;
-/* All parameters of a tree of modules, which must be in units: each is saved as `prefix` (NULL: "") and its full name.
- * The other names of a shared one are its second names: see fsdp_checkpoint_add_alias(). */
+/* All parameters of a tree of modules, which must be in units, and all buffers but those that are not to be saved: each is saved as
+ * `prefix` (NULL: "") and its full name. The other names of a shared one are its second names: see fsdp_checkpoint_add_alias(). Of what each
+ * rank has for itself (buffers, ignored parameters) rank 0's is saved, and all ranks' are set by a load. */
 FSDP_API fsdp_status fsdp_checkpoint_add_module(fsdp_checkpoint *c, const char *prefix, fsdp_module *m) FSDP_NODISCARD;
 /* An array that goes along with a unit's slices (fsdp_slice.state_offset): the part of it that belongs to a parameter. */
 FSDP_API fsdp_status fsdp_checkpoint_add_state(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index, float *state) FSDP_NODISCARD;

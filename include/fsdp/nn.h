@@ -68,6 +68,37 @@ FSDP_API fsdp_status fsdp_module_add_param(fsdp_module *m, const fsdp_param *par
 FSDP_API fsdp_tensor *fsdp_module_param(fsdp_module *m, int i);
 FSDP_API fsdp_module *fsdp_module_child(fsdp_module *m, int i); /* NULL: there is none */
 
+/* A tensor that belongs to a module and is no parameter: running means, tables, masks. Each rank has its own, whole: no unit takes
+ * it, nothing reduces it, and no param_dtype changes its type. */
+typedef struct fsdp_buffer {
+    const char *name;
+    fsdp_dtype dtype;
+    int ndim;
+    int64_t shape[FSDP_MAX_DIMS];
+    bool not_saved; /* can be computed again: checkpoints leave it out */
+} fsdp_buffer;
+
+/* Not collective. Adds a buffer with these values (numel of shape, copied; NULL: 0s). Its name, which is copied, is that of no parameter
+ * or child of m's. */
+FSDP_API fsdp_status fsdp_module_add_buffer(fsdp_module *m, const fsdp_buffer *buffer, const void *values) FSDP_NODISCARD;
+/* Not collective. Buffer i of this module itself, for operations within its forward; it has no gradient. Lies on the tape's device from
+ * the module's first use there on. Borrowed; NULL: there is none. */
+FSDP_API fsdp_tensor *fsdp_module_buffer(fsdp_module *m, int i);
+/* Not collective. Waits, and copies buffer i of this module itself from, or to, host memory: what is written counts for operations
+ * that are called from then on. In a forward that is run again (fsdp_module_set_recompute) a buffer that counts has been updated
+ * already: see fsdp_tape_is_recomputing(). */
+FSDP_API fsdp_status fsdp_module_read_buffer(fsdp_module *m, int i, void *out) FSDP_NODISCARD;
+FSDP_API fsdp_status fsdp_module_write_buffer(fsdp_module *m, int i, const void *values) FSDP_NODISCARD;
+
+typedef struct fsdp_module_buffer_info {
+    const char *name; /* full; borrowed until the next listing of this tree */
+    const fsdp_buffer *buffer;
+    fsdp_module *module; /* that has it, as number `index` of its own */
+    int index;
+} fsdp_module_buffer_info;
+/* Not collective. All buffers below and including m, children in order. Borrowed until the next call for m. */
+FSDP_API fsdp_status fsdp_module_buffers(fsdp_module *m, const fsdp_module_buffer_info **out, int *count) FSDP_NODISCARD;
+
 /* The whole tree below and including m. NULL is accepted. Collective if there are units in it. */
 FSDP_API void fsdp_module_destroy(fsdp_module *m);
 
@@ -112,7 +143,7 @@ typedef struct fsdp_wrap_opts {
     /* Bytes. Parameters that are smaller (norms, biases) go into a second unit, "NAME.small", which stays whole until they change
      * (mode optimizer): fewer gathers for little memory. 0: none. In modes optimizer and none all is whole anyway. */
     int64_t keep_whole_below;
-    /* The values that rank 0's module has count on all ranks; the others' need have none. false: each rank's slice of its own
+    /* The values that rank 0's module has count on all ranks, also those of buffers; the others' need have none. false: each rank's slice of its own
      * counts, and if they differ that is logged, as by a summon (fsdp_unit_summon_opts). */
     bool from_rank0;
 } fsdp_wrap_opts;

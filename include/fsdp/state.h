@@ -9,7 +9,8 @@
  *
  * Three kinds. FULL: every tensor whole, on every rank or on rank 0. SHARDED: each element on one rank: this rank's pieces, with
  * name, whole shape and offset. LOCAL: the pieces that this rank keeps, for the same ranks, units and modes alone. A load asks
- * which elements there are on which rank, so it takes full, sharded and mixed ones alike.
+ * which elements there are on which rank, so it takes full, sharded and mixed ones alike. Of what each rank has for itself (buffers, ignored
+ * parameters) the first two have rank 0's, for all ranks; the third has each rank's own.
  *
  * A dictionary is this rank's own copy: later training does not change it, nor does it the model. While one is made or loaded no
  * unit is whole; beside it a rank needs room for its slice of one unit.

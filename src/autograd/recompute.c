@@ -111,3 +111,8 @@ fsdp_status fsdpi_tape_region(fsdp_tape *tape, fsdpi_region_fn fn, void *ctx, fs
     for (int i = 0; i < ins; i++) fsdpi_storage_release(kept[i]);
     return st;
 }
+
+bool fsdp_tape_is_recomputing(const fsdp_tape *tape)
+{
+    return tape->recomputing;
+}

@@ -97,7 +97,10 @@ fsdp_status fsdpi_put_tensor(fsdpi_put *p, const fsdpi_entry *e, fsdpi_source_fn
 {
     fsdpi_range_of kept = fsdpi_entry_kept(e);
     if (kept.numel == 0) return FSDP_OK;
-    if (e->kind == FSDPI_ENTRY_BUFFER) return source(e, kept.first, kept.numel, kept.at, arg);
+    if (e->kind == FSDPI_ENTRY_BUFFER) {
+        FSDP_TRY(source(e, kept.first, kept.numel, kept.at, arg));
+        return fsdpi_entry_settle(e);
+    }
     fsdp_stream *s = fsdp_unit_storage_stream(e->unit);
     for (int64_t done = 0; done < kept.numel; done += CHUNK) {
         int64_t n = kept.numel - done < CHUNK ? kept.numel - done : CHUNK;

@@ -30,6 +30,7 @@ void fsdp_checkpoint_destroy(fsdp_checkpoint *c)
     for (int i = 0; i < c->count; i++) {
         fsdpi_free(c->entry[i].name);
         fsdpi_free(c->entry[i].text);
+        if (c->entry[i].module != NULL) fsdpi_free(c->entry[i].value);
     }
     fsdpi_free(c->entry);
     fsdpi_free(c);
@@ -115,6 +116,37 @@ fsdp_status fsdp_checkpoint_add_alias(fsdp_checkpoint *c, const char *name, cons
     return add(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_ALIAS, .of = (int)(e - c->entry) });
 }
 
+static fsdp_status add_module_buffer(fsdp_checkpoint *c, const char *name, const fsdp_module_buffer_info *b)
+{
+    size_t numel = 1;
+    void *copy;
+    for (int d = 0; d < b->buffer->ndim; d++) numel *= (size_t)b->buffer->shape[d];
+    copy = fsdpi_calloc(numel, fsdp_dtype_bytes(b->buffer->dtype));
+    FSDP_FAIL_IF(copy == NULL, FSDP_ERR_NOMEM, "no memory for buffer \"%s\"", name);
+    fsdp_status st = fsdp_checkpoint_add_buffer(c, name, b->buffer->dtype, b->buffer->ndim, b->buffer->shape, copy);
+    if (st != FSDP_OK) {
+        fsdpi_free(copy);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    c->entry[c->count - 1].module = b->module;
+    c->entry[c->count - 1].index = b->index;
+    return FSDP_OK;
+}
+
+static fsdp_status add_buffers(fsdp_checkpoint *c, const char *prefix, fsdp_module *m)
+{
+    const fsdp_module_buffer_info *b;
+    int n;
+    char name[700];
+    FSDP_TRY(fsdp_module_buffers(m, &b, &n));
+    for (int i = 0; i < n; i++) {
+        if (b[i].buffer->not_saved) continue;
+        snprintf(name, sizeof(name), "%s%s", prefix != NULL ? prefix : "", b[i].name);
+        FSDP_TRY(add_module_buffer(c, name, &b[i]));
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_checkpoint_add_module(fsdp_checkpoint *c, const char *prefix, fsdp_module *m)
 {
     const fsdp_module_param_info *p;
@@ -132,7 +164,7 @@ fsdp_status fsdp_checkpoint_add_module(fsdp_checkpoint *c, const char *prefix, f
             FSDP_TRY(fsdp_checkpoint_add_alias(c, other, name));
         }
     }
-    return FSDP_OK;
+    return add_buffers(c, prefix, m);
 }
 
 fsdp_status fsdp_checkpoint_add_i64(fsdp_checkpoint *c, const char *name, int64_t *value)
@@ -250,11 +282,17 @@ fsdp_status fsdpi_registry_allows(const fsdp_checkpoint *c, fsdpi_event ev)
     const fsdp_unit *last = NULL;
     for (int i = 0; i < c->count; i++) {
         const fsdpi_entry *e = &c->entry[i];
+        if (e->module != NULL) FSDP_TRY(fsdp_module_read_buffer(e->module, e->index, e->value));
         if ((e->kind != FSDPI_ENTRY_PARAM && e->kind != FSDPI_ENTRY_STATE) || e->unit == last) continue;
         last = e->unit;
         FSDP_TRY(fsdpi_life_allows(e->unit, ev, NULL));
     }
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_entry_settle(const fsdpi_entry *e)
+{
+    return e->module != NULL ? fsdp_module_write_buffer(e->module, e->index, e->value) : FSDP_OK;
 }
 
 uint64_t fsdpi_registry_hash(const fsdp_checkpoint *c)
@@ -290,10 +328,14 @@ fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e)
     return (fsdpi_range_of){ 0 };
 }
 
+bool fsdpi_entry_is_each_ranks(const fsdp_checkpoint *c, const fsdpi_entry *e)
+{
+    return e->kind == FSDPI_ENTRY_BUFFER || is_alone(e->unit, c->comm);
+}
+
 fsdpi_range_of fsdpi_entry_range(const fsdp_checkpoint *c, const fsdpi_entry *e)
 {
-    /* Others keep the same, or (ignored parameters) something of their own: the first writes. */
-    bool each_has_one = e->kind == FSDPI_ENTRY_BUFFER || is_alone(e->unit, c->comm);
-    int replica = each_has_one ? fsdp_comm_rank(c->comm) : fsdp_unit_replica(e->unit);
+    /* Others keep the same, or something of their own: the first writes. */
+    int replica = fsdpi_entry_is_each_ranks(c, e) ? fsdp_comm_rank(c->comm) : fsdp_unit_replica(e->unit);
     return replica != 0 ? (fsdpi_range_of){ 0 } : fsdpi_entry_kept(e);
 }

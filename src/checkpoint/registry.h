@@ -30,6 +30,7 @@ typedef struct fsdpi_entry {
     float *state;       /* STATE: the unit's array */
     fsdp_optim *optim;  /* STEPS */
     void *value;        /* I64, F64, BUFFER */
+    fsdp_module *module; /* BUFFER: whose number `index` it is; then value is a copy, the entry's own. NULL: the program's */
     char *text;         /* TEXT */
     int of;             /* ALIAS: the entry that it is another name of */
     fsdp_dtype dtype;   /* of a tensor, and its shape */
@@ -57,8 +58,10 @@ unsigned fsdpi_entry_what(const fsdp_checkpoint *c, const fsdpi_entry *e);
 unsigned fsdpi_registered(const fsdp_checkpoint *c);
 /* NULL: there is none of this name. */
 const fsdpi_entry *fsdpi_entry_find(const fsdp_checkpoint *c, const char *name);
-/* Every unit that has a tensor registered allows this event. */
+/* Every unit that has a tensor registered allows this event; and copies of modules' buffers are new. */
 fsdp_status fsdpi_registry_allows(const fsdp_checkpoint *c, fsdpi_event ev);
+/* A buffer has got its value: its module has it too. */
+fsdp_status fsdpi_entry_settle(const fsdpi_entry *e);
 /* Of what is registered, in order: ranks that registered other things would write a checkpoint of mixed-up parts. */
 uint64_t fsdpi_registry_hash(const fsdp_checkpoint *c);
 /* Collective. FSDP_ERR_INVALID, the same on every rank, where they differ. */
@@ -71,6 +74,8 @@ typedef struct fsdpi_range_of {
     void *at;
 } fsdpi_range_of;
 
+/* Each rank has one for itself (buffers, ignored parameters): values may differ, and rank 0's is saved. */
+bool fsdpi_entry_is_each_ranks(const fsdp_checkpoint *c, const fsdpi_entry *e);
 /* What this rank saves of it: each element is saved by one rank: of replicas the first; of a buffer rank 0. */
 fsdpi_range_of fsdpi_entry_range(const fsdp_checkpoint *c, const fsdpi_entry *e);
 /* What this rank has to load of it: in mode none, and of a buffer, all. */

@@ -100,7 +100,7 @@ static int list_pieces(const fsdp_checkpoint *c, const fsdp_state *s, const char
 }
 
 /* all: sorted. Walks over them once; each element is taken from the piece that begins first, of the lowest rank. */
-static fsdp_status cover_all(fsdpi_sources *out, const fsdp_checkpoint *c, const char *const *name, const told_piece *all, int count)
+static fsdp_status cover_all(fsdpi_sources *out, const fsdp_checkpoint *c, const char *const *name, const told_piece *all, int count, bool local)
 {
     int n = 0, k = 0;
     for (int i = 0; i < c->count; i++) {
@@ -109,7 +109,8 @@ static fsdp_status cover_all(fsdpi_sources *out, const fsdp_checkpoint *c, const
         out->at[i] = n;
         for (; k < count && all[k].entry == i; k++) {
             const told_piece *p = &all[k];
-            if (p->hash != 0 && whole != NULL)
+            /* What each rank keeps for itself may differ in a local dictionary, from which each takes its own. */
+            if (p->hash != 0 && whole != NULL && !(local && fsdpi_entry_is_each_ranks(c, &c->entry[i])))
                 FSDP_FAIL_IF(p->hash != whole->hash, FSDP_ERR_INVALID, "fsdp_state_load: ranks %d and %d have different values of \"%s\": which of them counts?",
                              c->comm->world_ranks[whole->rank], c->comm->world_ranks[p->rank], fsdpi_show(name[i]).s);
             if (p->hash != 0 && whole == NULL) whole = p;
@@ -150,7 +151,7 @@ fsdp_status fsdpi_sources_find(fsdpi_sources *out, const fsdp_checkpoint *c, con
         size_t first = 0;
         if (count > 0) qsort(all, count, sizeof(*all), by_place);
         while (first < count && all[first].entry < 0) first++;
-        st = cover_all(out, c, name, all + first, (int)(count - first));
+        st = cover_all(out, c, name, all + first, (int)(count - first), s->kind == FSDP_STATE_LOCAL);
     }
     fsdpi_free(list);
     fsdpi_free(all);

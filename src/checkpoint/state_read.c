@@ -30,10 +30,10 @@ static bool is_wanted(const reading *r, int i)
     return fsdpi_entry_is_tensor(e) && (fsdpi_entry_what(r->c, e) & r->o.which) != 0;
 }
 
-/* Every rank has all of it: nothing has to be told. */
-static bool is_everywhere(const fsdpi_entry *e)
+/* Every rank has all of it, and the same: nothing has to be told. */
+static bool is_everywhere(const reading *r, const fsdpi_entry *e)
 {
-    return e->kind == FSDPI_ENTRY_BUFFER || fsdp_unit_shards(e->unit) == 1;
+    return !fsdpi_entry_is_each_ranks(r->c, e) && fsdp_unit_shards(e->unit) == 1;
 }
 
 static fsdpi_range_of part_of(const reading *r, const fsdpi_entry *e)
@@ -124,7 +124,7 @@ static fsdp_status gather(reading *r, int i, int t)
     const fsdpi_entry *e = &r->c->entry[i];
     fsdp_state_tensor *to = &r->s->tensor[r->piece[i]];
     fsdpi_range_of part = fsdpi_entry_range(r->c, e);
-    if (is_everywhere(e)) {
+    if (is_everywhere(r, e)) {
         part = fsdpi_entry_kept(e);
         return r->wants ? to_host(e, &part, to->data) : FSDP_OK;
     }

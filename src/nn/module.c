@@ -74,6 +74,8 @@ static fsdp_status check_param(const fsdp_module *m, const fsdp_param *param, fs
     FSDP_FAIL_IF((unsigned)init > FSDP_PARAM_NORMAL, FSDP_ERR_INVALID, "module %s, parameter \"%s\": init %d: there is no such one", m->type, param->name, (int)init);
     for (int i = 0; i < m->params; i++)
         FSDP_FAIL_IF(strcmp(m->param_name[i], param->name) == 0, FSDP_ERR_INVALID, "module %s has a parameter \"%s\" already", m->type, param->name);
+    for (int i = 0; i < m->buffers; i++)
+        FSDP_FAIL_IF(strcmp(m->buffer[i]->info.name, param->name) == 0, FSDP_ERR_INVALID, "module %s, parameter \"%s\": a buffer has that name", m->type, param->name);
     return FSDP_OK;
 }
 
@@ -193,6 +195,7 @@ void fsdp_module_destroy(fsdp_module *m)
     for (int i = 0; i < m->children; i++) fsdp_module_destroy(m->child[i]);
     fsdpi_module_drop_units(m);
     release_params(m);
+    fsdpi_buffers_destroy(m);
     if (m->destroy != NULL) m->destroy(m->ctx);
     fsdpi_free(m->child);
     fsdpi_free(m->hook);

@@ -30,6 +30,17 @@ typedef struct fsdpi_parameter {
     fsdp_tensor tensor;
 } fsdpi_parameter;
 
+/* A module's own, with its value in host memory; and on a device, where it was used on one that is not the host's memory. */
+typedef struct fsdpi_buffer {
+    fsdp_buffer info; /* its name is a copy */
+    fsdp_module *module;
+    void *host;
+    size_t bytes;
+    void *placed; /* NULL: not there */
+    fsdpi_source source;
+    fsdp_tensor tensor;
+} fsdpi_buffer;
+
 /* Parameters of units, that are told when the units go. */
 typedef struct fsdpi_holding {
     fsdpi_parameter **param;
@@ -58,6 +69,9 @@ struct fsdp_module {
     fsdpi_parameter **param;
     char **param_name; /* here; a shared parameter may be called otherwise elsewhere */
     int params;
+    fsdpi_buffer **buffer;
+    int buffers;
+    struct fsdpi_buffer_home *home; /* where they are placed; NULL: in host memory */
     fsdp_module_forward_fn forward; /* NULL: it only holds its children */
     void *ctx;
     void (*destroy)(void *ctx);
@@ -76,6 +90,8 @@ struct fsdp_module {
     fsdp_module_param_info *param_list;
     char *param_names;
     const char **param_aliases;
+    fsdp_module_buffer_info *buffer_list;
+    char *buffer_names;
     struct fsdpi_summon *summon; /* of this module, the last one first */
 };
 
@@ -125,6 +141,12 @@ typedef struct fsdpi_search {
     char name[512];
 } fsdpi_search;
 fsdp_status fsdpi_module_find_param(fsdp_module *m, fsdpi_search *s, const char *call);
+
+/* The buffers of m are on the tape's device; opens a scope where what is read of them later has to come after m's operations. */
+fsdp_status fsdpi_buffers_enter(fsdp_module *m, fsdp_tape *tape);
+void fsdpi_buffers_destroy(fsdp_module *m);
+/* Collective. Rank 0's values, on all ranks, of all buffers below m. */
+fsdp_status fsdpi_buffers_from_rank0(fsdp_module *m, fsdp_comm *comm);
 
 /* The parameter as a layer's own call sees it. */
 fsdpi_parameter *fsdpi_module_own_param(fsdp_module *m, int i);

@@ -153,6 +153,7 @@ fsdp_status fsdpi_module_enter(fsdp_module *m, fsdp_tape *tape)
     if (m->joint != NULL) FSDP_TRY(open_joint(m->joint, tape));
     FSDP_TRY(fsdpi_tape_enter(tape, NULL, NULL));
     tape->open[tape->open_scopes - 1].owner = m;
+    FSDP_TRY(fsdpi_buffers_enter(m, tape));
     return open_all(m, tape);
 }
 

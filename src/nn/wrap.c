@@ -381,6 +381,7 @@ fsdp_status fsdp_wrap(fsdp_module **out, fsdp_module *m, const fsdp_wrap_opts *o
     if (st == FSDP_OK) st = fsdpi_wrap_members(&w, &w.root, (const char *const[]){ "" }, 1, &w.opts);
     if (st == FSDP_OK) st = wrap_small(&w);
     if (st == FSDP_OK) st = wrap_ignored(&w);
+    if (st == FSDP_OK && opts->from_rank0) st = fsdpi_buffers_from_rank0(w.root, opts->comm);
     st = finish(&w, st);
     if (st != FSDP_OK) {
         take_off(w.root, m);

@@ -282,6 +282,19 @@ static fsdp_status saved(fsdp_comm *world, void *arg)
     FSDP_TRY(fsdp_checkpoint_load(cp, path));
     FSDP_TRY(read_own(&n, now));
     rank_check(memcmp(now, zeroth, sizeof(now)) == 0);
+    for (int kind = FSDP_STATE_FULL; kind <= FSDP_STATE_LOCAL; kind++) {
+        fsdp_state *dict;
+        FSDP_TRY(fsdp_unit_summon_begin(n.own, &(fsdp_unit_summon_opts){ .writeback = true, .host = true }));
+        fsdp_unit_summoned(n.own, 0)[0] = (float)(rank + 10 * kind);
+        FSDP_TRY(fsdp_unit_summon_end(n.own));
+        FSDP_TRY(fsdp_state_read(&dict, cp, &(fsdp_state_opts){ .kind = (fsdp_state_kind)kind }));
+        FSDP_TRY(micro_batch(&n, rank, false, NULL));
+        FSDP_TRY(fsdp_optim_step(optim, NULL));
+        FSDP_TRY(fsdp_state_load(cp, dict, NULL));
+        fsdp_state_destroy(dict);
+        FSDP_TRY(read_own(&n, now));
+        rank_check(now[0] == (float)(10 * kind + (kind == FSDP_STATE_LOCAL ? rank : 0)) && memcmp(now + 1, zeroth + 1, sizeof(now) - sizeof(*now)) == 0);
+    }
     rank_check(rank == 0 || memcmp(now, mine, sizeof(now)) != 0);
     fsdp_checkpoint_destroy(cp);
     fsdp_optim_destroy(optim);
