@@ -141,7 +141,8 @@ typedef struct fsdp_wrap_opts {
     int prefetch;
     const fsdp_wrap_policy *policy; /* which modules inside get units of their own; NULL: none */
     /* Bytes. Parameters that are smaller (norms, biases) go into a second unit, "NAME.small", which stays whole until they change
-     * (mode optimizer): fewer gathers for little memory. 0: none. In modes optimizer and none all is whole anyway. */
+     * (mode optimizer), in F32 whatever param_dtype and reduce_dtype are: fewer gathers, and exact norms, for little memory. 0: none. In
+     * modes optimizer and none all is whole anyway. */
     int64_t keep_whole_below;
     /* The values that rank 0's module has count on all ranks, also those of buffers; the others' need have none. false: each rank's slice of its own
      * counts, and if they differ that is logged, as by a summon (fsdp_unit_summon_opts). */

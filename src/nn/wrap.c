@@ -256,6 +256,7 @@ static fsdp_status wrap_small(fsdpi_wrapping *w)
     o.name = name;
     o.mode = FSDP_MODE_OPTIMIZER;
     o.reshard_group = 0;
+    o.param_dtype = o.reduce_dtype = FSDP_F32; /* norms and biases: nothing is saved by rounding them */
     if (st != FSDP_OK || c.count > 0) st = make(w, st, &c, &w->root, 1, &o);
     free_collection(&c);
     return st;

@@ -44,6 +44,24 @@ static void expect(fsdp_wrap_opts o, const fsdp_wrap_policy *policy, const char 
 #define TYPES(...) .types = (const char *const[]){ __VA_ARGS__ }, .type_count = sizeof((const char *const[]){ __VA_ARGS__ }) / sizeof(char *)
 #define NAMES(...) .names = (const char *const[]){ __VA_ARGS__ }, .name_count = sizeof((const char *const[]){ __VA_ARGS__ }) / sizeof(char *)
 
+/* Norms and biases are exact beside weights that are not. */
+static void test_small_ones_are_exact(void **state)
+{
+    (void)state;
+    fsdp_model *m = model();
+    assert_ok(fsdp_model_wrap(m, &(fsdp_wrap_opts){ .comm = comm, .keep_whole_below = 100, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16 }));
+    fsdp_unit_list l = fsdp_module_units(fsdp_model_module(m));
+    int small = 0;
+    for (int i = 0; i < l.count; i++) {
+        bool is = strstr(fsdp_unit_name(l.units[i]), ".small") != NULL;
+        small += is;
+        assert_int_equal(l.units[i]->param_dtype, is ? FSDP_F32 : FSDP_BF16);
+        assert_int_equal(l.units[i]->reduce_dtype, is ? FSDP_F32 : FSDP_F16);
+    }
+    assert_int_equal(small, 1);
+    fsdp_model_destroy(m);
+}
+
 /* Blocks of 510 elements: ln_1 12, attn 126 + 42, ln_2 12, mlp 168 + 150; wte 78, wpe 48, ln_f 12. */
 static void test_rules(void **state)
 {
@@ -366,6 +384,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_rules, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_small_ones_are_exact, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_callback, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_left_alone, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_together, set_up, tear_down),
