@@ -36,10 +36,11 @@ FSDP_API fsdp_status fsdp_unit_prefetch(fsdp_unit *unit) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, const fsdp_unit_list *forward, const fsdp_unit_list *backward) FSDP_NODISCARD;
 
 /* At most so many bytes of whole parameters at a time, of all units of the communicator, in private buffers (fsdp_unit_info has
- * the bytes of a unit); 0: no cap. What is gathered ahead keeps below it. A unit that begins takes the room of others that are
- * whole and not in use: they are gathered again in their turn. Where those in use leave too little: FSDP_ERR_NOMEM, with the
- * numbers, on every rank, and nothing is changed. A unit that alone is larger is refused here, and where it is made
- * (FSDP_ERR_INVALID). The copy that a summon with writeback takes is not counted. Outside of passes. */
+ * the bytes of a unit; on transport copy one with a param_dtype below F32 takes also the bytes that arrive, until they are
+ * widened); 0: no cap. What is gathered ahead keeps below it. A unit that begins takes the room of others that are whole and
+ * not in use: they are gathered again in their turn. Where those in use leave too little: FSDP_ERR_NOMEM, with the numbers, on
+ * every rank, and nothing is changed. A unit that alone is larger is refused here, and where it is made (FSDP_ERR_INVALID). The
+ * copy that a summon with writeback takes is not counted. Outside of passes. */
 FSDP_API fsdp_status fsdp_comm_set_max_unsharded(fsdp_comm *comm, int64_t bytes) FSDP_NODISCARD;
 /* Not collective. Bytes of whole parameters that this rank holds in private buffers; the most since the cap was set, or since the
  * first unit was made. */

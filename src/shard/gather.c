@@ -34,6 +34,12 @@ static bool in_place(const fsdp_unit *u)
     return transport_of(u)->zero_copy && !fsdpi_unit_is_apart(u);
 }
 
+size_t fsdpi_gather_passing(const fsdp_unit *u, bool exact)
+{
+    bool arrives = fsdpi_unit_is_narrow(u) && !exact && !u->raw && !in_place(u);
+    return arrives ? (size_t)u->layout.total * fsdp_dtype_bytes(u->param_dtype) : 0;
+}
+
 bool fsdpi_gather_copies(const fsdp_unit *u)
 {
     return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw);
@@ -109,6 +115,7 @@ static fsdp_status gather(fsdp_unit *u, bool exact)
     bool widens = dtype != FSDP_F32 && !u->raw, views = !widens && t->zero_copy && (flat == u->near || in_place(u));
     void *p = u->whole_private ? u->whole : NULL; /* a block of the same size: mode optimizer gathers a new version into it */
     if (!views) FSDP_TRY(fsdpi_room_make(u, exact));
+    if (!views) fsdpi_room_pass(u, exact);
     if (widens) FSDP_TRY(gather_and_widen(u, flat, version, dtype, &p));
     else if (views) FSDP_TRY(view(u, flat, version));
     else FSDP_TRY(copy(u, flat, version, (size_t)u->layout.total * fsdp_dtype_bytes(dtype), &p));

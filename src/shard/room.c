@@ -21,10 +21,18 @@ static bool counts(const fsdp_unit *u)
     return gathers && fsdpi_gather_copies(u);
 }
 
+/* What comes below fp32, until it has been widened. What was resharded to neighbours comes as it is used. */
+static size_t passing(const fsdp_unit *u, bool exact)
+{
+    return u->near_is_current ? 0 : fsdpi_gather_passing(u, exact);
+}
+
 /* That a gather takes now; what is gathered into the block that there is takes none. */
 static size_t wanted(const fsdp_unit *u, bool exact)
 {
-    return counts(u) && !u->whole_private ? block_bytes(u, exact) : 0;
+    bool there = u->whole_private && u->residency != FSDPI_SHARDED && u->whole_version == u->version && u->whole_exact == exact;
+    if (!counts(u) || there) return 0;
+    return passing(u, exact) + (u->whole_private ? 0 : block_bytes(u, exact));
 }
 
 /* Whole, and not in use: it can be gathered again. */
@@ -36,6 +44,13 @@ static bool can_go(const fsdp_unit *u)
 bool fsdpi_room_has(const fsdp_unit *u, bool exact)
 {
     return u->rt->unsharded_cap == 0 || wanted(u, exact) == 0 || u->rt->unsharded + wanted(u, exact) <= u->rt->unsharded_cap;
+}
+
+void fsdpi_room_pass(const fsdp_unit *u, bool exact)
+{
+    fsdpi_runtime *rt = u->rt;
+    size_t most = rt->unsharded + wanted(u, exact);
+    if (most > rt->unsharded_most) rt->unsharded_most = most;
 }
 
 void fsdpi_room_take(fsdp_unit *u, bool exact)
@@ -86,8 +101,9 @@ fsdp_status fsdpi_room_make(fsdp_unit *u, bool exact)
 
 fsdp_status fsdpi_room_allows(const fsdp_unit *u, size_t cap, const char *call)
 {
-    FSDP_FAIL_IF(cap > 0 && counts(u) && block_bytes(u, true) > cap, FSDP_ERR_INVALID, "%s: unit \"%s\" is %zu bytes whole, more than the cap of %zu on whole parameters: wrap smaller units, or allow more",
-                 call, u->name, block_bytes(u, true), cap);
+    size_t narrow = block_bytes(u, false) + fsdpi_gather_passing(u, false), most = narrow > block_bytes(u, true) ? narrow : block_bytes(u, true);
+    FSDP_FAIL_IF(cap > 0 && counts(u) && most > cap, FSDP_ERR_INVALID, "%s: unit \"%s\" is %zu bytes whole, more than the cap of %zu on whole parameters: wrap smaller units, or allow more",
+                 call, u->name, most, cap);
     return FSDP_OK;
 }
 

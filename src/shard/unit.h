@@ -158,6 +158,8 @@ fsdp_status fsdpi_unit_init_frozen(fsdp_unit *u);
 
 /* Whether a gather takes memory and time of this rank: it copies, or it makes fp32 of what it reads. */
 bool fsdpi_gather_copies(const fsdp_unit *u);
+/* Bytes that come below fp32 in a gather of this kind, and take room until they are widened. */
+size_t fsdpi_gather_passing(const fsdp_unit *u, bool exact);
 
 /* ---- room.c: the cap on whole parameters. exact: the masters' values, where others are published ---- */
 /* FSDP_ERR_NOMEM where u cannot be made whole below the cap, whatever is given up. */
@@ -169,6 +171,8 @@ fsdp_status fsdpi_room_make(fsdp_unit *u, bool exact);
 /* Whether it fits as things are. */
 bool fsdpi_room_has(const fsdp_unit *u, bool exact);
 /* A private block for it was taken; the one that it had was given up. */
+/* A gather begins: with what passes, it takes this much. */
+void fsdpi_room_pass(const fsdp_unit *u, bool exact);
 void fsdpi_room_take(fsdp_unit *u, bool exact);
 void fsdpi_room_give(fsdp_unit *u);
 

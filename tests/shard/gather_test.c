@@ -331,6 +331,45 @@ static void test_cap_is_never_exceeded(void **state)
     in_corners(capped, &(corners){ .all_modes = true, .ranks = some });
 }
 
+/* What arrives below fp32 takes room beside what it is widened into. */
+static fsdp_status capped_narrow(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    for (int depth = -1; depth <= 3; depth++) {
+        mini m;
+        int64_t most, now;
+        FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .prefetch = depth, .param_dtype = FSDP_BF16, .exact_eval = true }));
+        bool arrives = strcmp(c->transport, "copy") == 0, widens = arrives || c->mode == FSDP_MODE_FULL || c->mode == FSDP_MODE_GRAD_OP;
+        int64_t big = whole(&m, MINI_BIG), cap = whole(&m, MINI_ROOT) + big + (arrives ? big / 2 : 0);
+        FSDP_TRY(fsdp_comm_set_max_unsharded(comm, cap));
+        for (int pass = 0; pass < 3; pass++) FSDP_TRY(mini_leaf(&m, MINI_NESTED, pass));
+        FSDP_TRY(fsdp_optim_step(m.optim, NULL));
+        for (int pass = 3; pass < 5; pass++) FSDP_TRY(mini_leaf(&m, MINI_NESTED, pass));
+        int64_t peak = (int64_t)fsdpi_arena_get_stats(m.unit[0]->ctx->gathered).bytes_live_peak;
+        FSDP_TRY(fsdp_comm_get_unsharded(comm, &now, &most));
+        rank_check(peak <= cap && most <= cap);
+        rank_check(!widens || (most >= peak - 512 && peak > 0)); /* blocks are of 64 bytes */
+        if (arrives && c->mode == FSDP_MODE_FULL) {
+            fsdp_pass *p;
+            FSDP_TRY(fsdp_comm_set_max_unsharded(comm, cap - 1));
+            FSDP_TRY(fsdp_pass_begin(&p, comm, FSDP_PASS_TRAIN));
+            FSDP_TRY(fsdp_unit_begin_forward(m.unit[MINI_ROOT], p));
+            rank_check(fsdp_unit_begin_forward(m.unit[MINI_BIG], p) == FSDP_ERR_NOMEM);
+            FSDP_TRY(fsdp_pass_cancel(p));
+            rank_check(fsdp_comm_set_max_unsharded(comm, big + big / 2 - 1) == FSDP_ERR_INVALID);
+        }
+        mini_destroy(&m);
+        FSDP_TRY(fsdp_comm_set_max_unsharded(comm, 0));
+    }
+    return FSDP_OK;
+}
+
+static void test_cap_with_narrow_parameters(void **state)
+{
+    (void)state;
+    in_corners(capped_narrow, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 } });
+}
+
 static fsdp_status too_small(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
@@ -419,6 +458,7 @@ int main(void)
         cmocka_unit_test(test_order_of_gathers),
         cmocka_unit_test(test_lists),
         cmocka_unit_test(test_cap_is_never_exceeded),
+        cmocka_unit_test(test_cap_with_narrow_parameters),
         cmocka_unit_test(test_cap_that_cannot_hold),
         cmocka_unit_test(test_ranks_that_differ),
     };
