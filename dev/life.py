@@ -95,7 +95,9 @@ def page():
         out += [picture(found)]
         out += [table(["from", "to", "when"], [["`%s`" % short(a), "`%s`" % short(b), unquote(w)] for a, b, w in found])]
     out += ["## Calls", "", "A call whose conditions do not all hold returns `FSDP_ERR_STATE`, says which one, the unit's state and the way out, and",
-            "changes nothing.", ""]
+            "changes nothing. So does, whatever its state, a call that comes from another thread while one is under way on the same",
+            "communicator, or from within a function of the program that the one under way has called (`src/comm/call.h`); there",
+            "`fsdp_unit_param` and `fsdp_unit_grad` may be called, which ask nobody.", ""]
     events = []
     for name, call, needs, does in rows(text, "FSDPI_EVENT_MAP"):
         wanted = re.findall(r"FSDPI_C\((\w+)\)", needs)

@@ -9,7 +9,11 @@
  * things are told so, on every rank, with what each of them did (FSDP_ERR_COMM); fsdp_comm_reset() mends that. A rank
  * that is gone is final: everything returns FSDP_ERR_PEER within seconds.
  *
- * Threads: one thread at a time per communicator. */
+ * Threads: one thread at a time uses a communicator, with all that is made on it; which one may change between any two calls.
+ * While a call is under way, each other call on that communicator that speaks to other ranks or changes anything is FSDP_ERR_STATE
+ * and changes nothing: from another thread, and from within a function of the program that the call has called (one that sets
+ * values, a policy, a hook). The message names both. Other communicators may be used there, but not in hooks on gradients and
+ * in the log's function. A destructor that is refused so destroys nothing, and logs it. */
 #ifndef FSDP_COMM_H
 #define FSDP_COMM_H
 

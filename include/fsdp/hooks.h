@@ -13,7 +13,7 @@
  *
  * A hook is the body of a kernel: it runs on the unit's device, perhaps later and on another thread, in stream order; all addresses
  * that it is given are usable there. It reads and writes what it is given, calls nothing of the library but conversions of
- * fsdp/dtype.h, and is a function of its arguments alone, so that a run can be repeated. A status other than FSDP_OK is that
+ * fsdp/dtype.h (what uses a communicator is FSDP_ERR_STATE there), and is a function of its arguments alone, so that a run can be repeated. A status other than FSDP_OK is that
  * of any kernel that fails: a call of the same pass returns it, or, where the device is behind, one as late as the step;
  * fsdp_pass_cancel() drops the pass and goes on.
  *

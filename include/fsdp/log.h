@@ -11,7 +11,8 @@ FSDP_BEGIN_DECLS
 
 typedef enum fsdp_log_level { FSDP_LOG_DEBUG, FSDP_LOG_INFO, FSDP_LOG_WARN } fsdp_log_level;
 
-/* Called from any thread, also at once from several: the text is one line without its newline. */
+/* Called from any thread, also at once from several, and from within calls: what uses a communicator is FSDP_ERR_STATE there. The
+ * text is one line without its newline. */
 typedef void (*fsdp_log_fn)(fsdp_log_level level, const char *text, void *arg);
 
 /* Sets where messages go, for the whole process; NULL drops them (the default). Not for concurrent use. */

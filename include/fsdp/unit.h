@@ -29,7 +29,8 @@
  *
  * Stream: work on parameters and gradients is ordered on the unit's compute stream, fsdp_unit_stream(); calls return
  * before it is done where the device is asynchronous. On the CPU everything is done when a call returns.
- * Threads: all units of a communicator are used by one thread at a time. */
+ * Threads: all units of a communicator are used by one thread at a time, and not from within functions that calls on it have called
+ * (comm.h): fsdp_unit_param() and others that only read may be, on that thread. */
 #ifndef FSDP_UNIT_H
 #define FSDP_UNIT_H
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "base/log.h"
 
+#include "base/within.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -26,5 +28,8 @@ void fsdpi_log(fsdp_log_level level, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    fsdpi_within w;
+    fsdpi_within_begin(&w, "the log's function (fsdp_log_set())");
     sink.fn(level, text, sink.arg);
+    fsdpi_within_end(&w);
 }

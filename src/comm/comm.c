@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/xsum.h"
+#include "comm/call.h"
 #include "comm/transport.h"
 
 #include <math.h>
@@ -55,7 +56,8 @@ free_comm:
 
 void fsdp_comm_destroy(fsdp_comm *comm)
 {
-    if (comm == NULL) return;
+    fsdp_comm *unused; /* the call ends with the communicator */
+    if (comm == NULL || !fsdpi_call_begin_or_log(&unused, comm, __func__)) return;
     if (comm->attached != NULL) comm->attached_ops->destroy(comm->attached);
     fsdpi_error kept;
     fsdpi_error_save(&kept);
@@ -181,6 +183,7 @@ fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least
 fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes)
 {
     FSDPI_ASSERT(bytes <= FSDPI_SLOT);
+    FSDPI_CALL_AS(comm, fsdpi_op_name(op));
     FSDP_TRY(fsdpi_comm_tag(comm, op, name, bytes));
     if (comm->size > 1) comm->stats.exchanges++;
     uint32_t n = ++comm->exchanges;
@@ -213,11 +216,13 @@ static size_t chunk_at(size_t at, size_t bytes)
 
 fsdp_status fsdp_comm_barrier(fsdp_comm *comm)
 {
+    FSDPI_CALL(comm);
     return fsdpi_comm_tell(comm, FSDPI_OP_BARRIER, NULL, NULL, 0);
 }
 
 fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, const void *in, size_t bytes, void *out)
 {
+    FSDPI_CALL_AS(comm, fsdpi_op_name(op));
     for (size_t at = 0; at == 0 || at < bytes; at += FSDPI_SLOT) {
         size_t n = chunk_at(at, bytes);
         FSDP_TRY(fsdpi_comm_tell(comm, op, name, n > 0 ? (const char *)in + at : NULL, n));
@@ -228,6 +233,7 @@ fsdp_status fsdpi_comm_exchange(fsdp_comm *comm, fsdpi_op op, const char *name, 
 
 fsdp_status fsdp_comm_all_gather(fsdp_comm *comm, const void *in, size_t bytes, void *out)
 {
+    FSDPI_CALL(comm);
     return fsdpi_comm_exchange(comm, FSDPI_OP_ALL_GATHER, NULL, in, bytes, out);
 }
 
@@ -235,6 +241,7 @@ fsdp_status fsdp_comm_broadcast(fsdp_comm *comm, void *data, size_t bytes, int r
 {
     FSDP_FAIL_IF(root < 0 || root >= comm->size, FSDP_ERR_INVALID, "fsdp_comm_broadcast: root %d of %d ranks", root,
                  comm->size);
+    FSDPI_CALL(comm);
     for (size_t at = 0; at == 0 || at < bytes; at += FSDPI_SLOT) {
         size_t n = chunk_at(at, bytes);
         FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_BROADCAST, NULL, n > 0 ? (char *)data + at : NULL, n));
@@ -282,11 +289,13 @@ static double most_of_all(const fsdp_comm *comm, int i)
 
 fsdp_status fsdp_comm_sum_exact(fsdp_comm *comm, double *x, int n)
 {
+    FSDPI_CALL(comm);
     return reduce_doubles(comm, FSDPI_OP_SUM, x, n, sum_of_all);
 }
 
 fsdp_status fsdp_comm_max(fsdp_comm *comm, double *x, int n)
 {
+    FSDPI_CALL(comm);
     return reduce_doubles(comm, FSDPI_OP_MAX, x, n, most_of_all);
 }
 
@@ -297,6 +306,7 @@ void fsdp_comm_request_stop(fsdp_comm *comm)
 
 fsdp_status fsdp_comm_stop_agreed(fsdp_comm *comm, bool *stop)
 {
+    FSDPI_CALL(comm);
     fsdpi_control *c = comm->world->control;
     atomic_store_explicit(&c->rank[comm->world_rank].polls_stop, 1, memory_order_relaxed);
     unsigned char mine = atomic_load(&c->stop) != 0, any = 0;
@@ -308,6 +318,7 @@ fsdp_status fsdp_comm_stop_agreed(fsdp_comm *comm, bool *stop)
 
 fsdp_status fsdp_comm_ask_more(fsdp_comm *comm, bool mine, int *first)
 {
+    FSDPI_CALL(comm);
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_ASK_MORE, NULL, &mine, sizeof(mine)));
     *first = -1;
     for (int r = comm->size - 1; r >= 0; r--)
@@ -324,6 +335,7 @@ typedef struct opinion {
 
 fsdp_status fsdp_comm_agree(fsdp_comm *comm, fsdp_status mine)
 {
+    FSDPI_CALL(comm);
     return fsdpi_comm_agree_in(comm, FSDPI_OP_AGREE, NULL, mine);
 }
 
@@ -425,6 +437,7 @@ static fsdp_status share_block(fsdp_comm *comm, fsdp_status mine, const int *ran
 
 fsdp_status fsdp_comm_split(fsdp_comm *comm, int color, int key, fsdp_comm **out)
 {
+    FSDPI_CALL(comm);
     FSDP_TRY(fsdpi_comm_tell(comm, FSDPI_OP_SPLIT, NULL, &(wish){ color, key }, sizeof(wish)));
     fsdp_status st = FSDP_OK;
     int *ranks = fsdpi_calloc((size_t)comm->size, sizeof(*ranks)), rank = -1;
@@ -475,6 +488,7 @@ static fsdp_status meet(fsdp_comm *comm)
 
 fsdp_status fsdp_comm_reset(fsdp_comm *comm)
 {
+    FSDPI_CALL(comm);
     fsdpi_member *me = &comm->block->member[comm->rank];
     const fsdpi_attached_ops *attached = comm->attached != NULL ? comm->attached_ops : NULL;
     /* From here on this rank waits for nothing else, and whoever waits for it is told. */

@@ -124,6 +124,12 @@ struct fsdp_comm {
     uint64_t hash;         /* of all its tags */
     uint32_t resets;       /* = member[rank].reset */
     fsdp_comm_stats stats; /* of the host thread and of stream threads: relaxed atomics would be no better for a figure */
+    /* The call that is under way (call.h): its name, NULL: none; its thread; how many are inside each other, and where that
+     * thread was within the program's functions when the outermost began: both of that thread alone. */
+    _Atomic(const char *) call;
+    _Atomic uintptr_t caller;
+    int calls;
+    const struct fsdpi_within *called_within;
     /* Hangs off the communicator for a layer above (shard/runtime.c). */
     void *attached;
     const struct fsdpi_attached_ops *attached_ops;

@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/xsum.h"
-#include "comm/comm.h"
+#include "comm/call.h"
 
 #include <string.h>
 
@@ -27,6 +27,7 @@ double fsdp_exact_sum_value(const fsdp_exact_sum *s)
 
 fsdp_status fsdp_comm_sum_exact_sums(fsdp_comm *comm, fsdp_exact_sum *s, int n)
 {
+    FSDPI_CALL(comm);
     fsdp_exact_sum *all;
     FSDPI_NEW(all, (size_t)comm->size * (size_t)(n > 0 ? n : 0));
     fsdp_status st = fsdpi_comm_exchange(comm, FSDPI_OP_SUM, NULL, s, (size_t)n * sizeof(*s), all);

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "comm/call.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -219,6 +220,7 @@ fsdp_status fsdpi_comm_tag(fsdp_comm *comm, fsdpi_op op, const char *name, uint6
 
 fsdp_status fsdpi_comm_tag_of(fsdp_comm *comm, fsdpi_op op, const char *name, uint64_t bytes, uint32_t who)
 {
+    FSDPI_CALL_AS(comm, fsdpi_op_name(op));
     fsdpi_member *me = &comm->block->member[comm->rank];
     fsdpi_rank_slot *slot = &comm->world->control->rank[comm->world_rank];
     uint64_t position = atomic_load_explicit(&me->tags, memory_order_relaxed);

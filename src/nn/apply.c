@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/within.h"
 #include "shard/staged.h"
 
 #include <stdio.h>
@@ -25,7 +26,7 @@ typedef struct application {
     fsdp_apply_fn fn;
     void *arg;
     fsdp_comm *comm[MOST_COMMS]; /* that there are units on */
-    int comms, params;
+    int comms, calls, params; /* calls: on so many of them one is under way */
     fsdpi_staged *staged; /* of each unit that has parameters of the module */
     int count, room;
     fsdp_unit *whole; /* summoned now */
@@ -75,7 +76,11 @@ static fsdp_status call(application *a, const fsdpi_parameter *p, const char *na
 {
     fsdp_param info = p->info;
     info.name = name;
-    return a->fn(name, &info, host, a->arg);
+    fsdpi_within w;
+    fsdpi_within_begin(&w, NULL);
+    fsdp_status st = a->fn(name, &info, host, a->arg);
+    fsdpi_within_end(&w);
+    return st;
 }
 
 static fsdp_status apply_in_unit(application *a, fsdpi_parameter *p, const char *name)
@@ -136,6 +141,14 @@ static fsdp_status check_param(fsdpi_parameter *p, const char *name, void *arg)
     return FSDP_OK;
 }
 
+/* From here on the program's function may not use them. */
+static fsdp_status begin_calls(application *a)
+{
+    fsdp_comm *begun;
+    for (; a->calls < a->comms; a->calls++) FSDP_TRY(fsdpi_call_begin(&begun, a->comm[a->calls], "fsdp_module_apply"));
+    return FSDP_OK;
+}
+
 static fsdp_status stage_unit(fsdpi_parameter *p, const char *name, void *arg)
 {
     application *a = arg;
@@ -168,6 +181,7 @@ static fsdp_status commit(application *a)
 
 static void finish(application *a)
 {
+    while (a->calls > 0) fsdpi_call_end(&a->comm[--a->calls]);
     for (int i = 0; i < a->count; i++) fsdpi_staged_drop(&a->staged[i]);
     for (loose *l = a->loose, *next; l != NULL; l = next) {
         next = l->next;
@@ -182,9 +196,14 @@ fsdp_status fsdp_module_apply(fsdp_module *m, fsdp_apply_fn fn, void *arg)
     application a = { .fn = fn, .arg = arg };
     FSDP_FAIL_IF(fn == NULL, FSDP_ERR_INVALID, "fsdp_module_apply: no function");
     FSDP_TRY(fsdpi_module_each_param(m, check_param, &a));
+    fsdp_status st = begin_calls(&a);
+    if (st != FSDP_OK) {
+        finish(&a);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
     a.staged = fsdpi_calloc((size_t)a.room, sizeof(*a.staged));
     if (a.staged == NULL) note(&a, fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory for %d parameters", a.room));
-    fsdp_status st = fsdpi_module_each_param(m, stage_unit, &a);
+    st = fsdpi_module_each_param(m, stage_unit, &a);
     if (st == FSDP_OK) st = apply_all(&a, m);
     enter_unit(&a, NULL);
     note(&a, st);

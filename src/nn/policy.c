@@ -7,6 +7,8 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/fits.h"
+#include "base/within.h"
+#include "comm/call.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -94,7 +96,12 @@ static bool choose(const fsdpi_wrapping *w, fsdp_module *m, const char *path, in
     int64_t bytes = c.numel * (int64_t)sizeof(float);
     bool large = (p->min_numel > 0 && c.numel >= p->min_numel) || (p->min_bytes > 0 && bytes >= p->min_bytes);
     c.chosen = (large && m->forward != NULL) || fits_any(p->types, p->type_count, m->type) || fits_any(p->names, p->name_count, path);
-    return p->decide != NULL ? p->decide(&c, o, p->arg) : c.chosen;
+    if (p->decide == NULL) return c.chosen;
+    fsdpi_within here;
+    fsdpi_within_begin(&here, NULL);
+    bool chosen = p->decide(&c, o, p->arg);
+    fsdpi_within_end(&here);
+    return chosen;
 }
 
 static bool same_unit(const fsdp_wrap_opts *a, const fsdp_wrap_opts *b)
@@ -163,5 +170,6 @@ static fsdp_status visit(fsdpi_wrapping *w, fsdp_module *m, const char *path, in
 fsdp_status fsdpi_wrap_policy(fsdpi_wrapping *w)
 {
     FSDP_TRY(fsdp_wrap_policy_check(w->root, w->opts.policy));
+    FSDPI_CALL_AS(w->opts.comm, "fsdp_wrap");
     return visit(w, w->root, "", 1);
 }

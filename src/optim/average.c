@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "optim/kernels.h"
 #include "shard/rewrite.h"
-#include "shard/unit.h"
+#include "shard/unit_list.h"
 
 #include <math.h>
 
@@ -94,6 +94,7 @@ static fsdp_status copy_masters(fsdp_ema *e, int i)
 fsdp_status fsdp_ema_create(fsdp_ema **out, fsdp_unit_list units)
 {
     FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "an average of %d units", units.count);
+    FSDPI_LIST_CALL(units, __func__);
     for (int i = 0; i < units.count; i++) {
         const fsdp_unit *u = units.units[i];
         for (int j = 0; j < i; j++) FSDP_FAIL_IF(u == units.units[j], FSDP_ERR_INVALID, "unit \"%s\" is in the average's list twice", u->name);
@@ -149,6 +150,7 @@ static fsdp_status mix_state(fsdp_ema *e, int i, mix_args a, bool swap)
 fsdp_status fsdp_ema_update(fsdp_ema *e, float decay)
 {
     FSDP_FAIL_IF(!(decay >= 0 && decay < 1), FSDP_ERR_INVALID, "fsdp_ema_update: decay %g: 0 or more, and less than 1", (double)decay);
+    FSDPI_LIST_CALL(fsdp_ema_units(e), __func__);
     FSDP_FAIL_IF(e->swapped, FSDP_ERR_STATE, "fsdp_ema_update: the averages are in the parameters' place: fsdp_ema_swap_out() first");
     for (int i = 0; i < e->count; i++)
         FSDP_FAIL_IF(e->units[i]->in_step, FSDP_ERR_STATE, "fsdp_ema_update: unit \"%s\" is in a step: end the step first", e->units[i]->name);

@@ -8,7 +8,7 @@
 #include "base/fits.h"
 #include "optim/kernels.h"
 #include "shard/norm.h"
-#include "shard/unit.h"
+#include "shard/unit_list.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -93,6 +93,7 @@ static fsdp_status create(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_li
 {
     FSDP_TRY(check_list(units));
     FSDP_TRY(check_groups(groups, count));
+    FSDPI_LIST_CALL(units, like->kind == SGD ? "fsdp_optim_create_sgd" : "fsdp_optim_create_adamw");
     fsdp_status st;
     fsdp_optim *o;
     FSDPI_NEW(o, 1);
@@ -343,6 +344,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
 {
     fsdp_step_opts s = opts != NULL ? *opts : (fsdp_step_opts){ 0 };
     FSDP_TRY(check_opts(&s));
+    FSDPI_LIST_CALL(fsdp_optim_units(o), __func__);
     if (o->count == 0 && s.over == NULL) return FSDP_OK;
     double norm = 0, weight = 0, scale = 1;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));

@@ -13,6 +13,7 @@
 
 fsdp_status fsdp_unit_unshard(fsdp_unit *u)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_UNSHARD, NULL));
     FSDP_TRY(fsdpi_room_check(u, false));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_UNSHARD));
@@ -24,6 +25,7 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *u)
 
 fsdp_status fsdp_unit_reshard(fsdp_unit *u)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_RESHARD, NULL));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_RESHARD));
     FSDP_TRY(fsdpi_unit_reshard(u));
@@ -33,6 +35,7 @@ fsdp_status fsdp_unit_reshard(fsdp_unit *u)
 
 fsdp_status fsdp_unit_prefetch(fsdp_unit *u)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_PREFETCH, NULL));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_PREFETCH));
     bool wanted = u->residency == FSDPI_SHARDED && fsdpi_gather_copies(u) && fsdpi_room_has(u, !fsdpi_unit_is_narrow(u));
@@ -67,6 +70,7 @@ static uint64_t hash_of(const struct fsdpi_ahead *a)
 
 fsdp_status fsdp_unit_set_prefetch(fsdp_unit *u, const fsdp_unit_list *forward, const fsdp_unit_list *backward)
 {
+    FSDPI_CALL(u->rt->comm);
     struct fsdpi_ahead f = { 0 }, b = { 0 };
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SET_PREFETCH, NULL));
     fsdp_status st = copy_list(&f, u, forward);

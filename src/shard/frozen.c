@@ -55,6 +55,7 @@ static fsdp_status check(const fsdp_unit *u, int i)
 
 fsdp_status fsdp_unit_set_frozen(fsdp_unit *u, int i, bool frozen)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(check(u, i));
     char what[600];
     snprintf(what, sizeof(what), "%s in %s", u->layout.param[i].name, u->name);

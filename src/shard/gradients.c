@@ -50,6 +50,7 @@ static fsdp_status add_rounds(fsdp_unit *u, const fsdpi_accumulator *a, int roun
 
 fsdp_status fsdp_unit_read_pending(fsdp_unit *u, int i, fsdp_pending which, int64_t *offset, int64_t *numel, float *out)
 {
+    FSDP_TRY(fsdpi_call_may_read(u->rt->comm, "fsdp_unit_read_pending"));
     FSDP_TRY(fsdpi_unit_check_index(u, i, "fsdp_unit_read_pending"));
     FSDP_FAIL_IF(which != FSDP_PENDING_OWN && which != FSDP_PENDING_REDUCED, FSDP_ERR_INVALID, "fsdp_unit_read_pending: which is %d: one of the two", (int)which);
     FSDP_FAIL_IF((fsdp_unit_pending(u, i) & (unsigned)which) == 0, FSDP_ERR_STATE, "fsdp_unit_read_pending: unit \"%s\": parameter \"%s\" has no such gradient: ask fsdp_unit_pending() first (it is %s%s)",
@@ -98,6 +99,7 @@ static fsdp_status exchange_parts(fsdp_unit *u, int i, float *out)
 
 fsdp_status fsdp_unit_read_grad(fsdp_unit *u, int i, float *out)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_unit_check_index(u, i, "fsdp_unit_read_grad"));
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_READ_GRAD, NULL));
     FSDP_FAIL_IF(u->frozen[i], FSDP_ERR_STATE, "fsdp_unit_read_grad: unit \"%s\": parameter \"%s\" is frozen, it has no gradient: ask fsdp_unit_frozen() first", u->name,

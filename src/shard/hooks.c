@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/within.h"
 #include "shard/kernels.h"
 
 #include <string.h>
@@ -24,7 +25,11 @@ typedef struct post_args {
 static fsdp_status k_post(const fsdp_kernel *k, const void *args)
 {
     const post_args *a = args;
-    return a->fn(k, fsdp_kernel_ptr(k, a->grad), a->part, a->count, a->arg);
+    fsdpi_within w;
+    fsdpi_within_begin(&w, "a post hook (fsdp_unit_set_grad_hooks())");
+    fsdp_status st = a->fn(k, fsdp_kernel_ptr(k, a->grad), a->part, a->count, a->arg);
+    fsdpi_within_end(&w);
+    return st;
 }
 
 typedef struct reduce_args {
@@ -53,7 +58,10 @@ static fsdp_status k_reduce(const fsdp_kernel *k, const void *args)
                                  .numel = a->numel,
                                  .part = a->part,
                                  .count = a->count };
+    fsdpi_within w;
+    fsdpi_within_begin(&w, "a reduce hook (fsdp_unit_set_grad_hooks())");
     fsdp_status st = a->fn(k, &reduction, a->arg);
+    fsdpi_within_end(&w);
     __atomic_fetch_add(&a->comm->stats.reduce_ns, (uint64_t)(fsdpi_now_ns() - start), __ATOMIC_RELAXED);
     return st;
 }
@@ -166,6 +174,7 @@ void fsdpi_hooks_drop(fsdp_unit *u)
 
 fsdp_status fsdp_unit_set_grad_hooks(fsdp_unit *u, const fsdp_grad_hooks *hooks)
 {
+    FSDPI_CALL(u->rt->comm);
     static const fsdp_grad_hooks none = { 0 };
     if (hooks == NULL) hooks = &none;
     bool any = hooks->post != NULL || hooks->reduce != NULL;

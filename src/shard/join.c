@@ -129,6 +129,7 @@ static fsdp_status follow(follower *f, const fsdpi_tag *t)
 
 fsdp_status fsdp_pass_join(fsdp_comm *comm, int leader)
 {
+    FSDPI_CALL(comm);
     follower f = { .comm = comm, .leader = leader };
     FSDP_FAIL_IF(leader < 0 || leader >= fsdp_comm_size(comm) || leader == fsdp_comm_rank(comm), FSDP_ERR_INVALID,
                  "fsdp_pass_join: rank %d of %d, called by rank %d: another rank is wanted, that has a micro-batch (fsdp_comm_ask_more())", leader, fsdp_comm_size(comm),

@@ -109,6 +109,8 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
 
 fsdp_status fsdpi_life_allows(const fsdp_unit *u, fsdpi_event ev, const fsdp_pass *pass)
 {
+    bool reads = ev == FSDPI_EV_PARAM || ev == FSDPI_EV_GRAD;
+    FSDP_TRY((reads ? fsdpi_call_may_read : fsdpi_call_may_begin)(u->rt->comm, events[ev].call));
     for (int c = 0; c < FSDPI_CONDITION_COUNT; c++) {
         if ((events[ev].needs & 1u << c) == 0 || holds((fsdpi_condition)c, u, ev, pass)) continue;
         FSDP_FAIL(FSDP_ERR_STATE, "%s: unit \"%s\": %s: %s (it is %s)", events[ev].call, u->name, conditions[c].not_so,

@@ -209,6 +209,7 @@ fsdp_status fsdp_step_norm(fsdp_unit_list units, const fsdp_norm_opts *opts, dou
     fsdp_comm *comm;
     if (o.p == 0) o.p = 2;
     FSDP_FAIL_IF(!(o.p > 0), FSDP_ERR_INVALID, "fsdp_step_norm: p is %g: it must be more than 0, or INFINITY", o.p);
+    FSDPI_LIST_CALL(units, __func__);
     FSDP_TRY(fsdpi_list_check(units, FSDPI_EV_STEP_END));
     FSDP_TRY(communicator_of(&comm, units, o.over));
     norm_part part = { 0 };

@@ -35,6 +35,7 @@ fsdp_status fsdp_pass_begin(fsdp_pass **out, fsdp_comm *comm, fsdp_pass_kind kin
 {
     fsdpi_runtime *rt;
     FSDP_FAIL_IF((unsigned)kind >= FSDPI_PASS_KINDS, FSDP_ERR_INVALID, "fsdp_pass_begin: kind %d", (int)kind);
+    FSDPI_CALL(comm);
     FSDP_TRY(fsdpi_runtime_of(&rt, comm));
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) {
         FSDP_FAIL_IF(u->summons > 0, FSDP_ERR_STATE, "fsdp_pass_begin: unit \"%s\" is summoned: end the summon first", u->name);
@@ -63,6 +64,7 @@ void fsdp_pass_add_weight(fsdp_pass *pass, double weight)
 
 fsdp_status fsdp_pass_set_sync(fsdp_pass *pass, bool sync)
 {
+    FSDPI_CALL(pass->rt->comm);
     FSDP_FAIL_IF(pass->kind != FSDP_PASS_TRAIN, FSDP_ERR_STATE, "fsdp_pass_set_sync: an evaluation pass has no gradients");
     for (int i = 0; i < pass->uses; i++)
         FSDP_FAIL_IF(pass->use[i].unit->pass == pass, FSDP_ERR_STATE,
@@ -81,6 +83,7 @@ fsdp_status fsdpi_unit_tag(fsdp_unit *u, fsdpi_op op)
 
 fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
 {
+    FSDPI_CALL(u->rt->comm);
     fsdpi_use *use;
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_FORWARD, pass));
     FSDP_TRY(fsdpi_room_check(u, fsdpi_pass_is_exact(pass, u)));
@@ -97,6 +100,7 @@ fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
 
 fsdp_status fsdp_unit_end_forward(fsdp_unit *u, fsdp_pass *pass)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_END_FORWARD, pass));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
     use->forward_open--;
@@ -112,6 +116,7 @@ fsdp_status fsdp_unit_end_forward(fsdp_unit *u, fsdp_pass *pass)
 
 fsdp_status fsdp_unit_begin_recompute(fsdp_unit *u, fsdp_pass *pass)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_RECOMPUTE, pass));
     FSDP_TRY(fsdpi_room_check(u, fsdpi_pass_is_exact(pass, u)));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
@@ -126,6 +131,7 @@ fsdp_status fsdp_unit_begin_recompute(fsdp_unit *u, fsdp_pass *pass)
 
 fsdp_status fsdp_unit_end_recompute(fsdp_unit *u, fsdp_pass *pass)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_END_RECOMPUTE, pass));
     fsdpi_pass_find(pass, u)->recompute_open--;
     pass->active--;
@@ -136,6 +142,7 @@ fsdp_status fsdp_unit_end_recompute(fsdp_unit *u, fsdp_pass *pass)
 
 fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_BEGIN_BACKWARD, pass));
     FSDP_TRY(fsdpi_room_check(u, fsdpi_pass_is_exact(pass, u)));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
@@ -151,6 +158,7 @@ fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
 
 fsdp_status fsdp_unit_end_backward(fsdp_unit *u, fsdp_pass *pass)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_END_BACKWARD, pass));
     fsdpi_use *use = fsdpi_pass_find(pass, u);
     use->backward_open = false;
@@ -274,13 +282,36 @@ static void share_weight(fsdp_pass *const *pass, int count)
     }
 }
 
-fsdp_status fsdpi_passes_end(fsdp_pass *const *pass, int count)
+static fsdp_status begin_calls(fsdp_pass *const *pass, int count)
+{
+    for (int i = 0; i < count; i++) {
+        fsdp_comm *begun;
+        fsdp_status st = fsdpi_call_begin(&begun, pass[i]->rt->comm, "fsdp_pass_end");
+        if (st == FSDP_OK) continue;
+        while (i-- > 0) fsdpi_call_end(&pass[i]->rt->comm);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status come_to_end(fsdp_pass *const *pass, int count)
 {
     for (int i = 0; i < count; i++) FSDP_TRY(prepare_end(pass[i]));
     for (int i = 0; i < count; i++) FSDP_TRY(meet_at_end(pass[i]));
     share_weight(pass, count);
-    for (int i = 0; i < count; i++) end(pass[i]);
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_passes_end(fsdp_pass *const *pass, int count)
+{
+    FSDP_TRY(begin_calls(pass, count));
+    fsdp_status st = come_to_end(pass, count);
+    for (int i = 0; i < count; i++) {
+        fsdp_comm *comm = pass[i]->rt->comm;
+        if (st == FSDP_OK) end(pass[i]);
+        fsdpi_call_end(&comm);
+    }
+    return st == FSDP_OK ? st : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }
 
 fsdp_status fsdp_pass_end(fsdp_pass *pass)
@@ -301,6 +332,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
 {
     if (pass == NULL) return FSDP_OK;
     fsdpi_runtime *rt = pass->rt;
+    FSDPI_CALL(rt->comm);
     pass->cancelled = true;
     fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, kind_names[pass->kind], 0);
     if (st == FSDP_OK) st = clear_failures(rt);

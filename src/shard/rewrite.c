@@ -4,6 +4,7 @@
 #include "shard/rewrite.h"
 
 #include "base/error.h"
+#include "base/within.h"
 #include "shard/unit_list.h"
 
 static fsdp_status publish(fsdp_unit *u, bool alike)
@@ -17,6 +18,7 @@ static fsdp_status publish(fsdp_unit *u, bool alike)
 
 fsdp_status fsdpi_units_rewrite(fsdp_unit_list units, fsdpi_event ev, fsdpi_rewrite_fn write, void *arg, bool alike)
 {
+    FSDPI_LIST_CALL(units, fsdpi_event_call(ev));
     FSDP_TRY(fsdpi_list_check(units, ev));
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_open(units.units[i]));
@@ -42,7 +44,11 @@ static fsdp_status write_slices(fsdp_unit *u, int number, void *arg)
     int n;
     (void)number;
     fsdp_unit_slices(u, &slice, &n);
-    return w->write(u, slice, n, w->arg);
+    fsdpi_within here;
+    fsdpi_within_begin(&here, NULL);
+    fsdp_status st = w->write(u, slice, n, w->arg);
+    fsdpi_within_end(&here);
+    return st;
 }
 
 fsdp_status fsdp_units_rewrite(fsdp_unit_list units, fsdp_write_fn write, void *arg)

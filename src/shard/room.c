@@ -111,6 +111,7 @@ fsdp_status fsdp_comm_set_max_unsharded(fsdp_comm *comm, int64_t bytes)
 {
     fsdpi_runtime *rt;
     FSDP_FAIL_IF(comm == NULL || bytes < 0, FSDP_ERR_INVALID, "fsdp_comm_set_max_unsharded: no communicator, or %lld bytes", (long long)bytes);
+    FSDPI_CALL(comm);
     FSDP_TRY(fsdpi_runtime_of(&rt, comm));
     FSDP_FAIL_IF(rt->passes != NULL, FSDP_ERR_STATE, "fsdp_comm_set_max_unsharded: a pass is open: end it first");
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) FSDP_TRY(fsdpi_room_allows(u, (size_t)bytes, "fsdp_comm_set_max_unsharded"));
@@ -126,6 +127,7 @@ fsdp_status fsdp_comm_set_max_unsharded(fsdp_comm *comm, int64_t bytes)
 fsdp_status fsdp_comm_get_unsharded(fsdp_comm *comm, int64_t *now, int64_t *most)
 {
     fsdpi_runtime *rt;
+    FSDP_TRY(fsdpi_call_may_read(comm, "fsdp_comm_get_unsharded"));
     FSDP_TRY(fsdpi_runtime_of(&rt, comm));
     if (now != NULL) *now = (int64_t)rt->unsharded;
     if (most != NULL) *most = (int64_t)rt->unsharded_most;

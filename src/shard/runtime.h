@@ -5,6 +5,7 @@
 #ifndef FSDPI_SHARD_RUNTIME_H
 #define FSDPI_SHARD_RUNTIME_H
 
+#include "comm/call.h"
 #include "comm/transport.h"
 #include "device/arena.h"
 

@@ -67,6 +67,7 @@ static fsdp_status begin_all(fsdp_unit_list units)
 
 fsdp_status fsdp_step_begin(fsdp_unit_list units)
 {
+    FSDPI_LIST_CALL(units, __func__);
     FSDP_TRY(fsdpi_list_check(units, FSDPI_EV_STEP_BEGIN));
     FSDP_TRY(fsdpi_list_tag(units, FSDPI_OP_STEP_BEGIN, false));
     fsdp_status st = begin_all(units);
@@ -91,6 +92,7 @@ void fsdpi_step_leave(fsdp_unit_list units)
 
 fsdp_status fsdp_step_end(fsdp_unit_list units)
 {
+    FSDPI_LIST_CALL(units, __func__);
     FSDP_TRY(fsdpi_list_check(units, FSDPI_EV_STEP_END));
     FSDP_TRY(fsdpi_list_tag(units, FSDPI_OP_STEP_END, true)); /* all ranks make this step */
     for (int i = 0; i < units.count; i++) {
@@ -105,6 +107,7 @@ fsdp_status fsdp_step_end(fsdp_unit_list units)
 
 fsdp_status fsdp_step_cancel(fsdp_unit_list units)
 {
+    FSDPI_LIST_CALL(units, __func__);
     FSDP_TRY(fsdpi_list_check(units, FSDPI_EV_STEP_END));
     FSDP_TRY(fsdpi_list_tag(units, FSDPI_OP_STEP_CANCEL, false));
     for (int i = 0; i < units.count; i++) {
@@ -118,6 +121,7 @@ fsdp_status fsdp_step_cancel(fsdp_unit_list units)
 
 fsdp_status fsdp_unit_zero_grad(fsdp_unit *unit)
 {
+    FSDPI_CALL(unit->rt->comm);
     FSDP_TRY(fsdpi_life_allows(unit, FSDPI_EV_ZERO_GRAD, NULL));
     FSDP_TRY(fsdpi_comm_tag(unit->rt->comm, FSDPI_OP_ZERO_GRAD, unit->name, 0));
     drop_gradients(unit);

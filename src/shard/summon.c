@@ -146,6 +146,7 @@ static fsdp_status begin_outermost(fsdp_unit *u)
 
 fsdp_status fsdp_unit_summon_begin(fsdp_unit *u, const fsdp_unit_summon_opts *opts)
 {
+    FSDPI_CALL(u->rt->comm);
     fsdp_unit_summon_opts o = opts != NULL ? *opts : (fsdp_unit_summon_opts){ 0 };
     FSDP_TRY(check_opts(u, &o));
     if (!o.rank0_only) FSDP_TRY(fsdpi_room_check(u, true));
@@ -245,6 +246,7 @@ static fsdp_status leave(fsdp_unit *u)
 
 fsdp_status fsdp_unit_summon_end(fsdp_unit *u)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_END, NULL));
     if (u->summons == 1 && u->writeback) FSDP_TRY(write_back(u));
     else FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON_END, u->name, 0));
@@ -253,6 +255,7 @@ fsdp_status fsdp_unit_summon_end(fsdp_unit *u)
 
 fsdp_status fsdp_unit_summon_cancel(fsdp_unit *u)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_CANCEL, NULL));
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON_CANCEL, u->name, 0));
     return leave(u);
@@ -269,6 +272,7 @@ static fsdp_status not_summoned(const fsdp_unit *u, const char *call, const char
 
 float *fsdp_unit_summoned(fsdp_unit *unit, int i)
 {
+    if (fsdpi_call_may_read(unit->rt->comm, "fsdp_unit_summoned") != FSDP_OK) return NULL;
     if (fsdpi_unit_check_index(unit, i, "fsdp_unit_summoned") != FSDP_OK) return NULL;
     if (unit->summoned != NULL) return unit->summoned + unit->layout.at[i];
     (void)!not_summoned(unit, "fsdp_unit_summoned", "with writeback or to the host");
@@ -277,6 +281,7 @@ float *fsdp_unit_summoned(fsdp_unit *unit, int i)
 
 fsdp_status fsdp_unit_summoned_grad(fsdp_unit *unit, int i, float **grad)
 {
+    FSDP_TRY(fsdpi_call_may_read(unit->rt->comm, "fsdp_unit_summoned_grad"));
     FSDP_TRY(fsdpi_unit_check_index(unit, i, "fsdp_unit_summoned_grad"));
     if (unit->summons == 0 || !unit->summon.grads || unit->summon_absent) return not_summoned(unit, "fsdp_unit_summoned_grad", "with grads");
     *grad = unit->summoned_grad != NULL && !unit->frozen[i] ? unit->summoned_grad + unit->layout.at[i] : NULL;
@@ -286,6 +291,7 @@ fsdp_status fsdp_unit_summoned_grad(fsdp_unit *unit, int i, float **grad)
 /* A summon in small: within another it is a holder more. */
 fsdp_status fsdp_unit_read_param(fsdp_unit *u, int i, float *out)
 {
+    FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_unit_check_index(u, i, "fsdp_unit_read_param"));
     if (u->summons == 0) FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_BEGIN, NULL));
     FSDP_TRY(fsdpi_room_check(u, true));

@@ -280,6 +280,7 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
     if (o.storage_device == NULL) o.storage_device = o.compute_device;
     FSDP_FAIL_IF(comm == NULL || out == NULL, FSDP_ERR_INVALID, "fsdp_unit_create: unit \"%s\": no communicator, or nowhere to put it",
                  o.name);
+    FSDPI_CALL(comm);
     fsdp_unit *u = NULL;
     fsdp_status st = create(&u, comm, params, count, &o);
     /* A wrong call is wrong on every rank and ends here. What can fail on one rank alone is agreed on. */
@@ -381,7 +382,8 @@ void fsdpi_unit_drop(fsdp_unit *u)
 
 void fsdp_unit_destroy(fsdp_unit *unit)
 {
-    if (unit == NULL) return;
+    __attribute__((cleanup(fsdpi_call_end))) fsdp_comm *call = NULL;
+    if (unit == NULL || !fsdpi_call_begin_or_log(&call, unit->rt->comm, __func__)) return;
     if (unit->rt->passes != NULL) {
         fsdpi_log(FSDP_LOG_WARN, "fsdp_unit_destroy: unit \"%s\" was not destroyed: a pass is open", unit->name);
         return;

@@ -6,13 +6,36 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+/* Of those before `upto`. */
+static void end_calls(fsdp_unit_list units, const fsdpi_runtime *upto)
+{
+    for (fsdpi_runtime *rt = fsdpi_list_next(units, NULL); rt != upto; rt = fsdpi_list_next(units, rt)) fsdpi_call_end(&rt->comm);
+}
+
+fsdp_status fsdpi_list_call_begin(fsdp_unit_list *out, fsdp_unit_list units, const char *call)
+{
+    FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "%s: no list of units", call);
+    for (fsdpi_runtime *rt = fsdpi_list_next(units, NULL); rt != NULL; rt = fsdpi_list_next(units, rt)) {
+        fsdp_comm *begun;
+        fsdp_status st = fsdpi_call_begin(&begun, rt->comm, call);
+        if (st == FSDP_OK) continue;
+        end_calls(units, rt);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *out = units;
+    return FSDP_OK;
+}
+
+void fsdpi_list_call_end(const fsdp_unit_list *units)
+{
+    end_calls(*units, NULL);
+}
+
 /* Weights of passes are shared across communicators, so a mark is one that no other list in the process has. */
 static _Atomic uint64_t marks;
 
 fsdp_status fsdpi_list_check(fsdp_unit_list units, fsdpi_event ev)
 {
-    FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "%s: no list of units",
-                 fsdpi_event_call(ev));
     uint64_t mark = atomic_fetch_add_explicit(&marks, 1, memory_order_relaxed) + 1;
     for (int i = 0; i < units.count; i++) units.units[i]->rt->mark = mark;
     for (int i = 0; i < units.count; i++) {

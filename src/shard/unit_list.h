@@ -7,6 +7,13 @@
 
 #include "shard/unit.h"
 
+/* FSDPI_CALL() on each communicator of the units; after it the list is one. */
+#define FSDPI_LIST_CALL(units, name)                                                                        \
+    __attribute__((cleanup(fsdpi_list_call_end))) fsdp_unit_list calls_ = { 0 };                            \
+    FSDP_TRY(fsdpi_list_call_begin(&calls_, (units), (name)))
+fsdp_status fsdpi_list_call_begin(fsdp_unit_list *out, fsdp_unit_list units, const char *call);
+void fsdpi_list_call_end(const fsdp_unit_list *units);
+
 /* Whether the event is allowed for each unit, and each is in the list once. Gives their runtimes one new mark. */
 fsdp_status fsdpi_list_check(fsdp_unit_list units, fsdpi_event ev);
 /* One tag for the list, on each of its communicators; or a meeting there. */

@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/within.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -56,11 +57,20 @@ static fsdp_status fill_elements(const char *name, int param, int64_t first, int
     return FSDP_OK;
 }
 
+static fsdp_status call_fill(fsdp_fill_fn fill, const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
+{
+    fsdpi_within w;
+    fsdpi_within_begin(&w, NULL);
+    fsdp_status st = fill(name, param, first, numel, out, arg);
+    fsdpi_within_end(&w);
+    return st;
+}
+
 /* Into device memory at `to`; in pieces through host memory where the host may not write there. */
 static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to, fsdp_fill_fn fill, void *arg)
 {
     const char *name = u->layout.param[g->param].name;
-    if (fsdp_device_host_accessible(u->store->dev)) return fill(name, g->param, g->offset, g->numel, to, arg);
+    if (fsdp_device_host_accessible(u->store->dev)) return call_fill(fill, name, g->param, g->offset, g->numel, to, arg);
     enum { PIECE = 1 << 16 };
     int64_t piece = g->numel < PIECE ? g->numel : PIECE;
     float *host;
@@ -68,7 +78,7 @@ static fsdp_status fill_segment(fsdp_unit *u, const fsdpi_segment *g, float *to,
     fsdp_status st = FSDP_OK;
     for (int64_t at = 0; at < g->numel && st == FSDP_OK; at += piece) {
         int64_t n = g->numel - at < piece ? g->numel - at : piece;
-        st = fill(name, g->param, g->offset + at, n, host, arg);
+        st = call_fill(fill, name, g->param, g->offset + at, n, host, arg);
         if (st == FSDP_OK) st = fsdp_stream_copy(u->store->compute, to + at, host, (size_t)n * sizeof(float));
         if (st == FSDP_OK) st = fsdp_stream_sync(u->store->compute);
     }
@@ -112,6 +122,7 @@ fsdp_status fsdpi_unit_take(fsdp_unit *u, const float *from)
 
 fsdp_status fsdpi_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg, const bool *which)
 {
+    FSDPI_CALL_AS(u->rt->comm, "fsdp_unit_fill");
     FSDP_FAIL_IF(fill == NULL, FSDP_ERR_INVALID, "fsdp_unit_fill: unit \"%s\": no function", u->name);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_FILL, NULL));
     FSDP_TRY(fsdpi_unit_done(u));
@@ -136,6 +147,7 @@ fsdp_status fsdp_unit_fill(fsdp_unit *u, fsdp_fill_fn fill, void *arg)
 
 fsdp_status fsdp_unit_init(fsdp_unit *unit, fsdp_init_fn init, void *arg)
 {
+    FSDPI_CALL(unit->rt->comm);
     FSDP_FAIL_IF(init == NULL, FSDP_ERR_INVALID, "fsdp_unit_init: unit \"%s\": no function", unit->name);
     return fsdp_unit_fill(unit, fill_elements, &(element_fill){ init, arg });
 }
@@ -178,6 +190,7 @@ static fsdp_status check_rank(const fsdp_unit *u, int rank, const char *call)
 
 fsdp_status fsdpi_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void *arg, const bool *which)
 {
+    FSDPI_CALL_AS(u->rt->comm, "fsdp_unit_fill_from");
     fsdpi_spread s;
     FSDP_TRY(check_rank(u, rank, "fsdp_unit_fill_from"));
     FSDP_TRY(fsdpi_unit_done(u));
@@ -198,6 +211,7 @@ fsdp_status fsdp_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void 
 
 fsdp_status fsdp_unit_check_replicas(fsdp_unit *u)
 {
+    FSDPI_CALL(u->rt->comm);
     fsdpi_difference d;
     char text[400];
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_CHECK_REPLICAS, NULL));
@@ -210,6 +224,7 @@ fsdp_status fsdp_unit_check_replicas(fsdp_unit *u)
 
 fsdp_status fsdp_unit_broadcast_from(fsdp_unit *u, int rank)
 {
+    FSDPI_CALL(u->rt->comm);
     fsdpi_spread s;
     FSDP_TRY(check_rank(u, rank, "fsdp_unit_broadcast_from"));
     if (!fsdpi_unit_has_replicas(u)) return FSDP_OK;
