@@ -84,7 +84,8 @@ def page():
     conditions = {r[0]: (unquote(r[1]), unquote(r[2])) for r in rows(text, "FSDPI_CONDITION_MAP")}
     out = ["# The life of a unit", ""]
     out += ["Printed by `dev/life.py` from `src/shard/life.h`, which is what the code checks calls against: change it there. A test",
-            "fails where this page is stale; `tests/shard/life_test.c` walks the tables.", ""]
+            "fails where this page is stale; `tests/shard/life_test.c` walks the tables. At log level DEBUG (`fsdp/log.h`) each move of a unit",
+            "is a line.", ""]
     out += ["A unit is in two states at once, one of its parameters and one of its gradient; outside of passes it is idle,",
             "summoned or in a step.", ""]
     for title, states, moves in (("Residency of parameters", "FSDPI_RESIDENCY_MAP", "FSDPI_RESIDENCY_MOVE_MAP"),

@@ -9,6 +9,11 @@
 
 FSDP_BEGIN_DECLS
 
+/* DEBUG: each move of a unit (docs/life.md), in which call, and of which of the communicator's passes:
+ *     unit "h.3": residency gathered ahead -> whole (fsdp_unit_begin_forward, pass 12)
+ *     unit "h.3": open forwards 0 -> 1 (fsdp_unit_begin_forward, pass 12)
+ *     unit "h.3": no gradient in flight -> gradient being written (fsdp_unit_begin_backward, pass 12)
+ * and open recomputes, backwards, summons, steps. Where nobody listens at a level its lines are not made. */
 typedef enum fsdp_log_level { FSDP_LOG_DEBUG, FSDP_LOG_INFO, FSDP_LOG_WARN } fsdp_log_level;
 
 /* Called from any thread, also at once from several, and from within calls: what uses a communicator is FSDP_ERR_STATE there. The

@@ -20,9 +20,14 @@ void fsdp_log_set(fsdp_log_level at_least, fsdp_log_fn fn, void *arg)
     sink.at_least = at_least;
 }
 
+bool fsdpi_log_wants(fsdp_log_level level)
+{
+    return sink.fn != NULL && level >= sink.at_least;
+}
+
 void fsdpi_log(fsdp_log_level level, const char *fmt, ...)
 {
-    if (sink.fn == NULL || level < sink.at_least) return;
+    if (!fsdpi_log_wants(level)) return;
     char text[1024];
     va_list ap;
     va_start(ap, fmt);

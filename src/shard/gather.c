@@ -45,12 +45,6 @@ bool fsdpi_gather_copies(const fsdp_unit *u)
     return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw);
 }
 
-static void move(fsdp_unit *u, fsdpi_residency to)
-{
-    if (u->rt->moved != NULL && u->residency != to) u->rt->moved(u->rt->moved_arg, u, (int)u->residency, (int)to);
-    u->residency = to;
-}
-
 static fsdp_status view(fsdp_unit *u, fsdpi_flat *flat, uint32_t version)
 {
     u->viewed = flat;
@@ -133,7 +127,7 @@ static fsdp_status gather(fsdp_unit *u, bool exact)
 static fsdp_status gather_ahead(fsdp_unit *u, bool exact)
 {
     FSDP_TRY(gather(u, exact));
-    move(u, FSDPI_AHEAD);
+    fsdpi_unit_move(u, FSDPI_AHEAD);
     return FSDP_OK;
 }
 
@@ -150,7 +144,7 @@ static fsdp_status make_current(fsdp_unit *u, bool exact)
 static fsdp_status hold(fsdp_unit *u, bool exact)
 {
     FSDP_TRY(make_current(u, exact || !fsdpi_unit_is_narrow(u)));
-    move(u, FSDPI_WHOLE);
+    fsdpi_unit_move(u, FSDPI_WHOLE);
     u->holders++;
     return FSDP_OK;
 }
@@ -159,7 +153,7 @@ fsdp_status fsdpi_unit_make_whole(fsdp_unit *u)
 {
     if (u->holders > 0 || u->flat == NULL) return FSDP_OK;
     FSDP_TRY(make_current(u, !fsdpi_unit_is_narrow(u)));
-    move(u, FSDPI_KEPT);
+    fsdpi_unit_move(u, FSDPI_KEPT);
     return FSDP_OK;
 }
 
@@ -179,7 +173,7 @@ fsdp_status fsdpi_unit_reshard(fsdp_unit *u)
     if (u->flat == NULL || u->residency == FSDPI_SHARDED) return FSDP_OK;
     void *p = u->whole;
     u->whole = NULL;
-    move(u, FSDPI_SHARDED);
+    fsdpi_unit_move(u, FSDPI_SHARDED);
     if (!u->whole_private) {
         set_readable(u, false);
         return FSDP_OK;
@@ -198,7 +192,7 @@ fsdp_status fsdpi_unit_reshard(fsdp_unit *u)
 fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep)
 {
     if (--u->holders > 0) return FSDP_OK;
-    move(u, FSDPI_KEPT);
+    fsdpi_unit_move(u, FSDPI_KEPT);
     /* What is pinned is what passes read; a summon has gathered the masters in its place. */
     bool pinned = u->pinned && u->whole_exact == !fsdpi_unit_is_narrow(u);
     if (keep || pinned || u->mode == FSDP_MODE_OPTIMIZER || u->mode == FSDP_MODE_NONE) return FSDP_OK;

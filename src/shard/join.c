@@ -78,6 +78,7 @@ static fsdp_status use(follower *f, const fsdpi_tag *t)
     fsdp_pass *pass = f->open[FSDP_PASS_TRAIN] != NULL ? f->open[FSDP_PASS_TRAIN] : f->open[FSDP_PASS_EVAL];
     fsdp_unit *u = unit_of(f, t);
     FSDP_FAIL_IF(u == NULL || pass == NULL, FSDP_ERR_STATE, "fsdp_pass_join: rank %d: %s of \"%s\", outside of a pass", f->leader, fsdpi_op_name(t->op), t->name);
+    f->rt->about = pass->number + 1;
     if (t->op == FSDPI_OP_REDUCE || t->op == FSDPI_OP_KEEP) {
         FSDP_FAIL_IF(u->gradient != FSDPI_GRAD_OPEN, FSDP_ERR_STATE, "fsdp_pass_join: unit \"%s\": rank %d posts a gradient that is not open here", u->name, f->leader);
         return fsdpi_grad_post(u);

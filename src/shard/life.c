@@ -2,6 +2,7 @@
 #include "shard/life.h"
 
 #include "base/error.h"
+#include "base/log.h"
 #include "shard/pass.h"
 
 #include <stdio.h>
@@ -116,7 +117,45 @@ fsdp_status fsdpi_life_allows(const fsdp_unit *u, fsdpi_event ev, const fsdp_pas
         FSDP_FAIL(FSDP_ERR_STATE, "%s: unit \"%s\": %s: %s (it is %s)", events[ev].call, u->name, conditions[c].not_so,
                   conditions[c].way_out, fsdp_unit_state(u));
     }
+    if (!reads) u->rt->about = pass != NULL ? pass->number + 1 : 0;
     return FSDP_OK;
+}
+
+/* ---- moves ---- */
+
+/* "unit "h.3": residency sharded -> whole (fsdp_unit_begin_forward, pass 12)". */
+static void say(const fsdp_unit *u, const char *what, const char *from, const char *to)
+{
+    char pass[32] = "";
+    if (u->rt->about > 0) snprintf(pass, sizeof(pass), ", pass %llu", (unsigned long long)u->rt->about - 1);
+    fsdpi_log(FSDP_LOG_DEBUG, "unit \"%s\": %s%s -> %s (%s%s)", u->name, what, from, to, fsdpi_call_name(u->rt->comm), pass);
+}
+
+void fsdpi_unit_move(fsdp_unit *u, fsdpi_residency to)
+{
+    fsdpi_residency from = u->residency;
+    if (from == to) return;
+    if (u->rt->moved != NULL) u->rt->moved(u->rt->moved_arg, u, (int)from, (int)to);
+    u->residency = to;
+    if (fsdpi_log_wants(FSDP_LOG_DEBUG)) say(u, "residency ", residencies[from], residencies[to]);
+}
+
+void fsdpi_unit_move_gradient(fsdp_unit *u, fsdpi_gradient to)
+{
+    fsdpi_gradient from = u->gradient;
+    if (from == to) return;
+    u->gradient = to;
+    if (fsdpi_log_wants(FSDP_LOG_DEBUG)) say(u, "", gradients[from], gradients[to]);
+}
+
+void fsdpi_unit_opened(const fsdp_unit *u, const char *what, int now, int by)
+{
+    char from[16], to[16], open[32];
+    if (by == 0 || !fsdpi_log_wants(FSDP_LOG_DEBUG)) return;
+    snprintf(open, sizeof(open), "open %s ", what);
+    snprintf(from, sizeof(from), "%d", now - by);
+    snprintf(to, sizeof(to), "%d", now);
+    say(u, open, from, to);
 }
 
 bool fsdpi_residency_may_move(fsdpi_residency from, fsdpi_residency to)

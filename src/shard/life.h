@@ -44,7 +44,7 @@
     X(FSDPI_GRAD_OPEN, "gradient being written")                                                            \
     X(FSDPI_GRAD_PENDING, "gradient reduced, its pass not ended")
 
-/* The moves there are. X(from, to, when). A call may make two at once. */
+/* The moves there are. X(from, to, when). A call may make two at once; what is KEPT with old values is AHEAD on its way to WHOLE. */
 #define FSDPI_RESIDENCY_MOVE_MAP(X)                                                                         \
     X(FSDPI_SHARDED, FSDPI_AHEAD, "another unit begins, after which this one came in the pass before, or is listed; a prefetch by hand") \
     X(FSDPI_SHARDED, FSDPI_KEPT, "it is unsharded by hand")                                                 \
@@ -184,6 +184,12 @@ unsigned fsdpi_event_conditions(fsdpi_event ev);
 
 /* Whether it has gradients that count and that no step has used. */
 bool fsdpi_unit_has_gradients(const fsdp_unit *u);
+
+/* The only places where states change. At log level DEBUG each move is a line (fsdp/log.h). To the same state: no move. */
+void fsdpi_unit_move(fsdp_unit *u, fsdpi_residency to);
+void fsdpi_unit_move_gradient(fsdp_unit *u, fsdpi_gradient to);
+/* The line for what is counted: so many of `what` ("forwards") are open now, after a change by so many. */
+void fsdpi_unit_opened(const fsdp_unit *u, const char *what, int now, int by);
 
 /* Whether this is a move of the tables, or none. */
 bool fsdpi_residency_may_move(fsdpi_residency from, fsdpi_residency to);

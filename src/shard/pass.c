@@ -93,6 +93,7 @@ fsdp_status fsdp_unit_begin_forward(fsdp_unit *u, fsdp_pass *pass)
     FSDP_TRY(fsdpi_unit_hold_in(u, pass));
     if (use->forward_open++ == 0) use->was_root = pass->active == 0;
     pass->active++;
+    fsdpi_unit_opened(u, "forwards", use->forward_open, 1);
     fsdpi_prefetch(pass, u, false);
     fsdpi_unit_check(u);
     return FSDP_OK;
@@ -106,6 +107,7 @@ fsdp_status fsdp_unit_end_forward(fsdp_unit *u, fsdp_pass *pass)
     use->forward_open--;
     use->forwards++;
     pass->active--;
+    fsdpi_unit_opened(u, "forwards", use->forward_open, -1);
     /* The root's backward comes right after its forward: resharding it would gather it twice. */
     bool keep = pass->kind == FSDP_PASS_TRAIN && (u->mode == FSDP_MODE_GRAD_OP || use->was_root);
     if (pass->kind == FSDP_PASS_TRAIN && !keep && u->holders == 1) FSDP_TRY(fsdpi_near_keep(u));
@@ -124,6 +126,7 @@ fsdp_status fsdp_unit_begin_recompute(fsdp_unit *u, fsdp_pass *pass)
     FSDP_TRY(fsdpi_unit_hold_in(u, pass));
     use->recompute_open++;
     pass->active++;
+    fsdpi_unit_opened(u, "recomputes", use->recompute_open, 1);
     fsdpi_prefetch(pass, u, false);
     fsdpi_unit_check(u);
     return FSDP_OK;
@@ -133,8 +136,10 @@ fsdp_status fsdp_unit_end_recompute(fsdp_unit *u, fsdp_pass *pass)
 {
     FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_END_RECOMPUTE, pass));
-    fsdpi_pass_find(pass, u)->recompute_open--;
+    fsdpi_use *use = fsdpi_pass_find(pass, u);
+    use->recompute_open--;
     pass->active--;
+    fsdpi_unit_opened(u, "recomputes", use->recompute_open, -1);
     FSDP_TRY(fsdpi_unit_release(u, true)); /* its backward comes next */
     fsdpi_unit_check(u);
     return FSDP_OK;
@@ -151,6 +156,7 @@ fsdp_status fsdp_unit_begin_backward(fsdp_unit *u, fsdp_pass *pass)
     FSDP_TRY(fsdpi_unit_hold_in(u, pass));
     use->backward_open = true;
     pass->active++;
+    fsdpi_unit_opened(u, "backwards", 1, 1);
     fsdpi_prefetch(pass, u, true);
     fsdpi_unit_check(u);
     return FSDP_OK;
@@ -164,6 +170,7 @@ fsdp_status fsdp_unit_end_backward(fsdp_unit *u, fsdp_pass *pass)
     use->backward_open = false;
     use->backwards++;
     pass->active--;
+    fsdpi_unit_opened(u, "backwards", 0, -1);
     bool last = use->backwards == use->forwards && use->forward_open == 0;
     FSDP_TRY(fsdpi_unit_release(u, !last && u->mode == FSDP_MODE_GRAD_OP));
     if (last && u->gradient == FSDPI_GRAD_OPEN) FSDP_TRY(fsdpi_grad_post(u));
@@ -240,6 +247,7 @@ static fsdp_status prepare_end(fsdp_pass *pass)
                      "fsdp_pass_end: unit \"%s\": its %s is open: end it first, or cancel the pass", pass->use[i].unit->name,
                      pass->use[i].backward_open ? "backward" : pass->use[i].recompute_open > 0 ? "recompute" : "forward");
     FSDP_FAIL_IF(pass->lost_work, FSDP_ERR_STATE, "fsdp_pass_end: a kernel failed in this pass: cancel it");
+    rt->about = pass->number + 1;
     /* Units with more forwards than backwards: what their backwards wrote counts. */
     for (int i = 0; i < pass->uses; i++)
         if (pass->use[i].unit->pass == pass && pass->use[i].unit->gradient == FSDPI_GRAD_OPEN)
@@ -267,6 +275,7 @@ static void end(fsdp_pass *pass)
         pass->order = last;
     }
     for (int i = 0; i < pass->uses; i++) fsdpi_unit_check(pass->use[i].unit);
+    pass->rt->about = 0;
     fsdpi_pass_free(pass);
 }
 
@@ -334,6 +343,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
     fsdpi_runtime *rt = pass->rt;
     FSDPI_CALL(rt->comm);
     pass->cancelled = true;
+    rt->about = pass->number + 1;
     fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, kind_names[pass->kind], 0);
     if (st == FSDP_OK) st = clear_failures(rt);
     for (int i = 0; i < pass->uses && st == FSDP_OK; i++) {
@@ -346,6 +356,9 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
     for (int i = 0; i < pass->uses; i++) {
         fsdpi_use *use = &pass->use[i];
         fsdp_unit *u = use->unit;
+        fsdpi_unit_opened(u, "forwards", 0, -use->forward_open);
+        fsdpi_unit_opened(u, "recomputes", 0, -use->recompute_open);
+        fsdpi_unit_opened(u, "backwards", 0, -use->backward_open);
         for (int open = use->forward_open + use->recompute_open + use->backward_open; open > 0; open--) {
             fsdp_status released = fsdpi_unit_release(u, false);
             if (st == FSDP_OK) st = released;
@@ -354,6 +367,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
     }
     unlink_pass(pass);
     fsdp_status idle = reshard_idle(rt, pass->lost_work);
+    rt->about = 0;
     fsdpi_pass_free(pass);
     return st != FSDP_OK ? st : idle;
 }

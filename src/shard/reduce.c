@@ -147,7 +147,7 @@ fsdp_status fsdpi_grad_post(fsdp_unit *u)
     if (st != FSDP_OK && w->held) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     use->rounds++;
     u->window = NULL;
-    u->gradient = FSDPI_GRAD_PENDING;
+    fsdpi_unit_move_gradient(u, FSDPI_GRAD_PENDING);
     return st;
 }
 
@@ -313,8 +313,8 @@ fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
     }
     memset(u->touched, 0, (size_t)u->layout.count * sizeof(*u->touched));
     u->post_tagged = false;
-    u->gradient = FSDPI_GRAD_OPEN;
     u->pass = pass;
+    fsdpi_unit_move_gradient(u, FSDPI_GRAD_OPEN);
     return FSDP_OK;
 }
 
@@ -341,7 +341,7 @@ void fsdpi_grad_commit(fsdp_unit *u)
         a->has = true;
         a->pending = false;
     }
-    u->gradient = FSDPI_GRAD_NONE;
+    fsdpi_unit_move_gradient(u, FSDPI_GRAD_NONE);
     u->pass = NULL;
 }
 
@@ -351,7 +351,7 @@ void fsdpi_grad_discard(fsdp_unit *u)
     u->window = NULL;
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
     fsdpi_unsent_discard(u);
-    u->gradient = FSDPI_GRAD_NONE;
+    fsdpi_unit_move_gradient(u, FSDPI_GRAD_NONE);
     u->pass = NULL;
 }
 

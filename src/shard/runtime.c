@@ -96,6 +96,7 @@ static fsdp_status reset_runtime(void *attached)
 {
     fsdpi_runtime *rt = attached;
     fsdp_status st = FSDP_OK;
+    rt->about = 0;
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
         fsdpi_unit_rest(u);
         fsdp_status again = fsdpi_unit_start_over(u);

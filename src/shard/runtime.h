@@ -75,6 +75,7 @@ typedef struct fsdpi_runtime {
     size_t unsharded, unsharded_most, unsharded_cap;
     fsdpi_moved_fn moved; /* for tests: told of each move of a unit's residency */
     void *moved_arg;
+    uint64_t about; /* 1 + the number of the pass that the call under way is about; 0: none. For the log */
     uint64_t mark; /* of the list of units that was looked at last (unit_list.c): no other list has it */
     bool said_differ; /* that ranks gave sharded units different values: logged once */
     bool failed; /* in a reset: a stream had */

@@ -9,6 +9,7 @@
 /* The gradients stay. */
 static void leave_step(fsdp_unit *u)
 {
+    fsdpi_unit_opened(u, "steps", 0, -u->in_step);
     u->in_step = false;
     u->step_grad = NULL;
     fsdpi_arena_free(u->store->arena, u->step_gathered);
@@ -77,6 +78,7 @@ fsdp_status fsdp_step_begin(fsdp_unit_list units)
     }
     for (int i = 0; i < units.count; i++) {
         units.units[i]->in_step = true;
+        fsdpi_unit_opened(units.units[i], "steps", 1, 1);
         fsdpi_unit_check(units.units[i]);
     }
     return FSDP_OK;

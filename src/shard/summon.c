@@ -168,6 +168,7 @@ fsdp_status fsdp_unit_summon_begin(fsdp_unit *u, const fsdp_unit_summon_opts *op
         }
     }
     u->summons++;
+    fsdpi_unit_opened(u, "summons", u->summons, 1);
     fsdpi_unit_check(u);
     return FSDP_OK;
 }
@@ -236,6 +237,7 @@ static fsdp_status leave(fsdp_unit *u)
     fsdp_status st = u->summons == 1 ? note_hash(u, &hash) : FSDP_OK;
     bool written = st == FSDP_OK && u->summons == 1 && !u->writeback && hash != u->summon_hash;
     if (--u->summons == 0) fsdpi_summon_drop(u);
+    fsdpi_unit_opened(u, "summons", u->summons, -1);
     fsdp_status released = held ? fsdpi_unit_release(u, false) : FSDP_OK;
     if (u->summons == 0) fsdpi_unit_settle(u); /* it was cancelled after a try to end it */
     fsdpi_unit_check(u);

@@ -316,21 +316,23 @@ static void drop_weights(fsdp_unit *u)
 
 void fsdpi_unit_rest(fsdp_unit *u)
 {
+    fsdpi_unit_opened(u, "summons", 0, -u->summons);
+    fsdpi_unit_opened(u, "steps", 0, -u->in_step);
     u->summons = 0;
     u->holders = 0;
     u->in_step = false;
     u->step_grad = NULL;
     u->window = NULL;
     u->pass = NULL;
-    u->gradient = FSDPI_GRAD_NONE;
+    fsdpi_unit_move_gradient(u, FSDPI_GRAD_NONE);
     for (int k = 0; k < u->rounds; k++) u->acc[k].pending = false;
     fsdpi_unsent_discard(u);
     fsdpi_summon_drop(u);
     u->pinned = false;
     fsdpi_arena_free(u->store->arena, u->step_gathered);
     u->step_gathered = NULL;
-    if (u->flat == NULL) u->residency = FSDPI_KEPT;
-    else (void)!fsdpi_unit_reshard(u);
+    if (u->flat != NULL) (void)!fsdpi_unit_reshard(u);
+    else if (u->residency == FSDPI_WHOLE) fsdpi_unit_move(u, FSDPI_KEPT);
 }
 
 void fsdpi_unit_drop(fsdp_unit *u)

@@ -7,6 +7,7 @@
 #include "support/ranks.h"
 
 #include "base/error.h"
+#include "shard/pass.h"
 #include "shard/unit.h"
 
 /* ---- the calls ---- */
@@ -585,6 +586,82 @@ static void test_every_condition_was_seen_to_fail(void **state)
     assert_int_equal(missing, 0);
 }
 
+/* ---- the log ---- */
+
+typedef struct story {
+    int lines;
+    char line[64][240];
+} story;
+
+static _Thread_local story *told; /* of the rank that this thread is; NULL: it does not listen */
+
+static void tell(fsdp_log_level level, const char *text, void *arg)
+{
+    (void)arg;
+    if (told == NULL || level != FSDP_LOG_DEBUG) return;
+    if (told->lines < 64) snprintf(told->line[told->lines], sizeof(told->line[0]), "%s", text);
+    told->lines++;
+}
+
+#define SECOND_COLUMN(e, name) name,
+static const char *const residency_names[] = { FSDPI_RESIDENCY_MAP(SECOND_COLUMN) };
+static const char *const gradient_names[] = { FSDPI_GRADIENT_MAP(SECOND_COLUMN) };
+
+/* "unit "a": residency sharded -> whole (CALL, pass 3)": whether it is a move of unit `name` from states[*now], in this call; then *now is where to. */
+static bool is_move(const char *line, const char *name, const char *what, const char *const *states, int count, int *now, const char *call)
+{
+    char text[240];
+    for (int to = 0; to < count; to++) {
+        snprintf(text, sizeof(text), "unit \"%s\": %s%s -> %s (%s)", name, what, states[*now], states[to], call);
+        if (to == *now || strcmp(line, text) != 0) continue;
+        *now = to;
+        return true;
+    }
+    return false;
+}
+
+/* From where units were, the lines lead to where they are: none is missing, none too many, each in its order. call: that was made, as lines have it. */
+static fsdp_status follow(const mini *m, fsdpi_residency *r, fsdpi_gradient *g, const char *call)
+{
+    rank_check(told->lines <= 64);
+    for (int i = 0; i < told->lines; i++) {
+        const char *line = told->line[i];
+        bool known = strstr(line, ": open ") != NULL && strstr(line, call) != NULL;
+        for (int u = 0; u < MINI_UNITS && !known; u++) {
+            const char *name = fsdp_unit_name(m->unit[u]);
+            int from = (int)r[u], to = from, grad = (int)g[u], next = grad;
+            if (is_move(line, name, "residency ", residency_names, 4, &to, call))
+                known = fsdpi_residency_may_move(r[u], (fsdpi_residency)to) || (from == FSDPI_KEPT && to == FSDPI_AHEAD); /* on its way to WHOLE */
+            else if (is_move(line, name, "", gradient_names, 3, &next, call)) known = fsdpi_gradient_may_move(g[u], (fsdpi_gradient)next);
+            r[u] = (fsdpi_residency)to;
+            g[u] = (fsdpi_gradient)next;
+        }
+        if (!known) FSDP_FAIL(FSDP_ERR_INTERNAL, "%s: no move from there: %s", call, line);
+    }
+    for (int u = 0; u < MINI_UNITS; u++)
+        if (r[u] != m->unit[u]->residency || g[u] != m->unit[u]->gradient)
+            FSDP_FAIL(FSDP_ERR_INTERNAL, "%s: unit %d: the log ends at %s, %s; it is %s", call, u, residency_names[r[u]], gradient_names[g[u]], fsdp_unit_state(m->unit[u]));
+    told->lines = 0;
+    return FSDP_OK;
+}
+
+static const char *call_of(char token, uint64_t pass)
+{
+    static _Thread_local char text[64];
+    static const struct {
+        char token;
+        const char *call;
+    } names[] = { { '[', "unit_begin_forward" }, { ']', "unit_end_forward" }, { '{', "unit_begin_backward" }, { '}', "unit_end_backward" }, { '.', "pass_end" },
+                  { '!', "pass_cancel" }, { 'u', "unit_unshard" }, { 'd', "unit_reshard" }, { 'a', "unit_prefetch" } };
+    for (size_t k = 0; k < sizeof(names) / sizeof(names[0]); k++) {
+        if (names[k].token != token) continue;
+        if (strchr("uda", token) != NULL) snprintf(text, sizeof(text), "fsdp_%s", names[k].call); /* in a pass or not: it is not about one */
+        else snprintf(text, sizeof(text), "fsdp_%s, pass %llu", names[k].call, (unsigned long long)pass);
+        return text;
+    }
+    return "no such token";
+}
+
 /* ---- moves ---- */
 
 typedef struct moves {
@@ -594,6 +671,7 @@ typedef struct moves {
 /* Makes a call, and notes from which states to which it takes each unit. */
 static fsdp_status watch(mini *m, moves *made, fsdp_pass *pass, const char *tokens)
 {
+    uint64_t number = pass->number;
     for (const char *s = tokens; *s != '\0'; s += s[1] == '\0' ? 1 : 2) {
         if (*s == ' ') s++;
         fsdpi_residency r[MINI_UNITS];
@@ -602,6 +680,7 @@ static fsdp_status watch(mini *m, moves *made, fsdp_pass *pass, const char *toke
             r[u] = m->unit[u]->residency;
             g[u] = m->unit[u]->gradient;
         }
+        const char *call = call_of(*s, number);
         if (*s == '.') FSDP_TRY(fsdp_pass_end(pass));
         else if (*s == '!') FSDP_TRY(fsdp_pass_cancel(pass));
         else if (*s == 'u') FSDP_TRY(fsdp_unit_unshard(m->unit[s[1] - '0']));
@@ -612,6 +691,7 @@ static fsdp_status watch(mini *m, moves *made, fsdp_pass *pass, const char *toke
             made->residency[r[u]][m->unit[u]->residency] = true;
             made->gradient[g[u]][m->unit[u]->gradient] = true;
         }
+        if (told != NULL) FSDP_TRY(follow(m, r, g, call));
     }
     return FSDP_OK;
 }
@@ -631,7 +711,7 @@ static fsdp_status walk(fsdp_comm *comm, void *arg)
     for (size_t i = 0; i < sizeof(passes) / sizeof(passes[0]); i++) {
         fsdp_pass *pass;
         FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
-        FSDP_TRY(watch(&m, c->shared, pass, passes[i]));
+        FSDP_TRY(watch(&m, (moves *)c->shared + fsdp_comm_rank(comm), pass, passes[i]));
     }
     mini_destroy(&m);
     return FSDP_OK;
@@ -659,12 +739,102 @@ static void test_all_moves_of_the_tables_and_no_others(void **state)
                 fail_msg("gradient %d -> %d %s", a, b, all_moves.gradient[a][b] ? "happens, but is in no table" : "never happened");
 }
 
+static fsdp_status walk_and_listen(fsdp_comm *comm, void *arg)
+{
+    story *s = calloc(1, sizeof(*s));
+    rank_check(s != NULL);
+    told = s;
+    fsdp_status st = walk(comm, arg);
+    told = NULL;
+    free(s);
+    return st;
+}
+
+static void test_moves_are_logged(void **state)
+{
+    (void)state;
+    fsdp_log_set(FSDP_LOG_DEBUG, tell, NULL);
+    in_corners(walk_and_listen, &(corners){ .ranks = (const int[]){ 1, 2, 0 }, .all_modes = true, .shared = 2 * sizeof(moves) });
+    fsdp_log_set(FSDP_LOG_DEBUG, NULL, NULL);
+}
+
+static const char *const a_life[] = {
+    "unit \"u\": residency sharded -> gathered ahead (fsdp_unit_summon_begin)",
+    "unit \"u\": residency gathered ahead -> whole (fsdp_unit_summon_begin)",
+    "unit \"u\": open summons 0 -> 1 (fsdp_unit_summon_begin)",
+    "unit \"u\": open summons 1 -> 0 (fsdp_unit_summon_end)",
+    "unit \"u\": residency whole -> kept whole (fsdp_unit_summon_end)",
+    "unit \"u\": residency kept whole -> sharded (fsdp_unit_summon_end)",
+    "unit \"u\": residency sharded -> gathered ahead (fsdp_unit_begin_forward, pass 0)",
+    "unit \"u\": residency gathered ahead -> whole (fsdp_unit_begin_forward, pass 0)",
+    "unit \"u\": open forwards 0 -> 1 (fsdp_unit_begin_forward, pass 0)",
+    "unit \"u\": open forwards 1 -> 0 (fsdp_unit_end_forward, pass 0)",
+    "unit \"u\": residency whole -> kept whole (fsdp_unit_end_forward, pass 0)",
+    "unit \"u\": residency kept whole -> whole (fsdp_unit_begin_recompute, pass 0)",
+    "unit \"u\": open recomputes 0 -> 1 (fsdp_unit_begin_recompute, pass 0)",
+    "unit \"u\": open recomputes 1 -> 0 (fsdp_unit_end_recompute, pass 0)",
+    "unit \"u\": residency whole -> kept whole (fsdp_unit_end_recompute, pass 0)",
+    "unit \"u\": no gradient in flight -> gradient being written (fsdp_unit_begin_backward, pass 0)",
+    "unit \"u\": residency kept whole -> whole (fsdp_unit_begin_backward, pass 0)",
+    "unit \"u\": open backwards 0 -> 1 (fsdp_unit_begin_backward, pass 0)",
+    "unit \"u\": open backwards 1 -> 0 (fsdp_unit_end_backward, pass 0)",
+    "unit \"u\": residency whole -> kept whole (fsdp_unit_end_backward, pass 0)",
+    "unit \"u\": residency kept whole -> sharded (fsdp_unit_end_backward, pass 0)",
+    "unit \"u\": gradient being written -> gradient reduced, its pass not ended (fsdp_unit_end_backward, pass 0)",
+    "unit \"u\": gradient reduced, its pass not ended -> no gradient in flight (fsdp_pass_end, pass 0)",
+    "unit \"u\": open steps 0 -> 1 (fsdp_step_begin)",
+    "unit \"u\": open steps 1 -> 0 (fsdp_step_end)",
+};
+
+static void live_once(fsdp_comm *comm, fsdp_unit *u)
+{
+    fsdp_pass *pass;
+    assert_ok(fsdp_unit_summon_begin(u, NULL));
+    assert_ok(fsdp_unit_summon_end(u));
+    assert_ok(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+    assert_ok(fsdp_unit_begin_forward(u, pass));
+    assert_ok(fsdp_unit_end_forward(u, pass));
+    assert_ok(fsdp_unit_begin_recompute(u, pass));
+    assert_ok(fsdp_unit_end_recompute(u, pass));
+    assert_ok(fsdp_unit_begin_backward(u, pass));
+    assert_ok(fsdp_unit_end_backward(u, pass));
+    assert_ok(fsdp_pass_end(pass));
+    assert_ok(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
+    assert_ok(fsdp_step_end((fsdp_unit_list){ &u, 1 }));
+}
+
+static void test_a_life_in_the_log(void **state)
+{
+    (void)state;
+    static story s;
+    fsdp_comm *comm;
+    fsdp_unit *u;
+    enum { LINES = sizeof(a_life) / sizeof(a_life[0]) };
+    assert_ok(fsdp_comm_create_self(&comm));
+    assert_ok(fsdp_unit_create(&u, comm, &(fsdp_param){ "w", 1, { 3 } }, 1, &(fsdp_unit_opts){ .name = "u" }));
+    assert_ok(fsdp_unit_init(u, never, NULL));
+    told = &s;
+    fsdp_log_set(FSDP_LOG_DEBUG, tell, NULL);
+    live_once(comm, u);
+    for (int i = 0; i < LINES && i < s.lines; i++) assert_string_equal(s.line[i], a_life[i]);
+    assert_int_equal(s.lines, LINES);
+    fsdp_log_set(FSDP_LOG_INFO, tell, NULL); /* who wants no details gets none */
+    live_once(comm, u);
+    assert_int_equal(s.lines, LINES);
+    fsdp_log_set(FSDP_LOG_DEBUG, NULL, NULL);
+    told = NULL;
+    fsdp_unit_destroy(u);
+    fsdp_comm_destroy(comm);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wrong_calls_change_nothing),
         cmocka_unit_test(test_every_condition_was_seen_to_fail),
         cmocka_unit_test(test_all_moves_of_the_tables_and_no_others),
+        cmocka_unit_test(test_moves_are_logged),
+        cmocka_unit_test(test_a_life_in_the_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -643,6 +643,46 @@ static void test_from_within_a_call(void **state)
     in_corners(within, &(corners){ .ranks = (const int[]){ 2, 0 }, .all_modes = true, .transport = "copy", .shared = sizeof(seen), .after = compare });
 }
 
+/* ---- from the log ---- */
+
+static _Thread_local probe *listening; /* of the rank that this thread is */
+
+static void misbehave(fsdp_log_level level, const char *text, void *arg)
+{
+    (void)level;
+    (void)text;
+    (void)arg;
+    if (listening != NULL) try_all(listening, "fsdp_log_set()", "called from within");
+}
+
+static fsdp_status logs(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    seen *s = c->shared;
+    for (int w = 0; w < 2; w++) {
+        mini m;
+        probe p = { .m = &m, .watch = true };
+        FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+        FSDP_TRY(arm(&p));
+        listening = w ? &p : NULL;
+        for (int i = 0; i < 2; i++) FSDP_TRY(mini_step(&m, MINI_NESTED, i, fsdp_comm_size(comm)));
+        listening = NULL;
+        FSDP_TRY(mini_read(&m, s->param[w][fsdp_comm_rank(comm)]));
+        disarm(&p);
+        mini_destroy(&m);
+        FSDP_TRY(look(&p, w * 1000));
+    }
+    return FSDP_OK;
+}
+
+static void test_from_the_log(void **state)
+{
+    (void)state;
+    fsdp_log_set(FSDP_LOG_DEBUG, misbehave, NULL);
+    in_corners(logs, &(corners){ .ranks = (const int[]){ 1, 2, 0 }, .shared = sizeof(seen), .after = compare });
+    fsdp_log_set(FSDP_LOG_DEBUG, NULL, NULL);
+}
+
 /* ---- from another thread ---- */
 
 typedef struct helper {
@@ -890,6 +930,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_from_within_a_call),
+        cmocka_unit_test(test_from_the_log),
         cmocka_unit_test(test_from_another_thread),
         cmocka_unit_test(test_while_a_rank_waits),
         cmocka_unit_test(test_handed_over),
