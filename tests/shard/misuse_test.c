@@ -892,6 +892,61 @@ static void test_two_threads_that_do_not_look(void **state)
     fsdp_comm_destroy(comm);
 }
 
+/* ---- units of two communicators ---- */
+
+typedef struct two {
+    fsdp_unit *unit[2]; /* on a communicator each */
+    fsdp_status list, one, other;
+    char said[300];
+} two;
+
+static void *meet_on_another_thread(void *arg)
+{
+    two *t = arg;
+    t->other = fsdp_comm_barrier(fsdp_unit_comm(t->unit[0]));
+    return NULL;
+}
+
+static fsdp_status use_both(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
+{
+    two *t = arg;
+    pthread_t thread;
+    for (int64_t i = 0; i < numel; i++) out[i] = 1;
+    if (param > 0 || first > 0) return FSDP_OK;
+    t->list = fsdp_step_begin((fsdp_unit_list){ t->unit, 2 });
+    snprintf(t->said, sizeof(t->said), "%.290s", fsdp_last_error_message());
+    t->one = fsdp_unit_fill(t->unit[0], never_fill, NULL);
+    if (pthread_create(&thread, NULL, meet_on_another_thread, t) != 0) FSDP_FAIL(FSDP_ERR_INTERNAL, "no thread for %s", name);
+    pthread_join(thread, NULL);
+    return FSDP_OK;
+}
+
+/* A list that is refused for one communicator leaves nothing behind on the other. */
+static void test_two_communicators(void **state)
+{
+    (void)state;
+    two t = { .list = FSDP_OK, .one = FSDP_ERR_INTERNAL, .other = FSDP_ERR_INTERNAL };
+    fsdp_comm *comm[2];
+    for (int i = 0; i < 2; i++) {
+        assert_ok(fsdp_comm_create_self(&comm[i]));
+        assert_ok(fsdp_unit_create(&t.unit[i], comm[i], &(fsdp_param){ "w", 1, { 3 } }, 1, NULL));
+    }
+    for (int i = 0; i < 2; i++) { /* the one that is refused comes first, and last */
+        t.list = FSDP_OK;
+        assert_ok(fsdp_unit_fill(t.unit[1], use_both, &t));
+        assert_int_equal(t.list, FSDP_ERR_STATE);
+        assert_non_null(strstr(t.said, "fsdp_step_begin: called from within a function that fsdp_unit_fill has called"));
+        assert_int_equal(t.one, FSDP_OK);
+        assert_int_equal(t.other, FSDP_OK);
+        assert_ok(fsdp_step_begin((fsdp_unit_list){ t.unit, 2 }));
+        assert_ok(fsdp_step_cancel((fsdp_unit_list){ t.unit, 2 }));
+        fsdp_unit *swapped = t.unit[0];
+        t.unit[0] = t.unit[1];
+        t.unit[1] = swapped;
+    }
+    for (int i = 0; i < 2; i++) fsdp_comm_destroy(comm[i]);
+}
+
 /* ---- destroyed from within ---- */
 
 static fsdp_status destroy_all(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg)
@@ -935,6 +990,7 @@ int main(void)
         cmocka_unit_test(test_while_a_rank_waits),
         cmocka_unit_test(test_handed_over),
         cmocka_unit_test(test_two_threads_that_do_not_look),
+        cmocka_unit_test(test_two_communicators),
         cmocka_unit_test(test_destroyed_from_within),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
