@@ -12,12 +12,12 @@
  * recomputes in any order, with sync and without, gradients written in part, once more or not finite, or of frozen
  * parameters not at all; cancelled passes; what is pending read; summons nested, read and
  * written, with other values on each rank; fills, also failing on one rank; steps of the optimizer and of one's own, on
- * any units, cancelled; dropped gradients; meshes, slices on another device; save and load; kernels that fail; allocations that fail, on one rank or all;
+ * any units, cancelled; dropped gradients; meshes, resharding to neighbours, slices on another device; what is gathered ahead by hand;
+ * save (also in the background) and load; kernels that fail; allocations that fail, on one rank or all;
  * a rank that leaves the others; collective resets; calls that are not allowed; ranks that are late.
  *
- * Not in it: types below fp32, ranks that join a pass, resharding to neighbours, gathers by hand and caps, values from one rank,
- * summons on one rank or with gradients, AdamW, averages, saves in the background, several communicators; ranks killed
- * (tests/shard/fault_test.c). */
+ * Not in it: types below fp32, ranks that join a pass, caps, units that stay whole by hand, values from one rank, summons on one rank or
+ * with gradients, AdamW, averages, several communicators; ranks killed (tests/shard/fault_test.c). */
 #define _XOPEN_SOURCE 700 /* nftw */
 #include "support/model.h"
 #include "support/ranks.h"
@@ -62,7 +62,7 @@ static const struct {
 } habits[] = {
     { CALL_PASS_BEGIN, 4, 120 },    { CALL_PASS_END, 10, 0 },        { CALL_PASS_CANCEL, 1, 0 },    { CALL_WEIGHT, 6, 0 },         { CALL_FORWARD_BEGIN, 20, 0 },
     { CALL_FORWARD_END, 40, 0 },   { CALL_RECOMPUTE_BEGIN, 6, 0 },  { CALL_RECOMPUTE_END, 12, 0 }, { CALL_BACKWARD_BEGIN, 80, 0 }, { CALL_BACKWARD_END, 40, 0 },
-    { CALL_GRAD, 6, 0 },           { CALL_PEEK, 8, 6 },             { CALL_READ, 0, 12 },          { CALL_READ_ALL, 0, 3 },       { CALL_SUMMON_READ, 0, 10 },
+    { CALL_GRAD, 6, 0 },           { CALL_PEEK, 8, 6 },             { CALL_PREFETCH, 8, 4 },        { CALL_READ, 0, 12 },          { CALL_READ_ALL, 0, 3 },       { CALL_SUMMON_READ, 0, 10 },
     { CALL_SUMMON_WRITE, 0, 8 },   { CALL_WRITE, 0, 16 },           { CALL_SUMMON_END, 0, 30 },    { CALL_FILL, 0, 14 },          { CALL_FILL_FAILS, 0, 4 },
     { CALL_OPTIM_STEP, 0, 16 },    { CALL_STEP_BEGIN, 0, 10 },      { CALL_STEP_WRITE, 0, 14 },    { CALL_STEP_NORM, 0, 6 },      { CALL_STEP_END, 0, 24 },
     { CALL_STEP_CANCEL, 0, 3 },    { CALL_ZERO_GRAD, 0, 4 },        { CALL_RENEW, 0, 5 },          { CALL_CREATE_DIFFERS, 0, 1 }, { CALL_OPTIM_RENEW, 0, 3 },
@@ -474,8 +474,10 @@ static fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp
     fsdp_unit_opts o = { .name = name, .mode = made.mode, .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
     if (salt % 3 == 0) o.storage_device = r->storage;
     if (made.mode != FSDP_MODE_NONE) o.shards = made.shards;
+    if (made.mode == FSDP_MODE_FULL && made.shards % 2 == 0 && salt / 8 % 2 == 0) o.reshard_group = made.shards / 2;
     if (differs) {
         o.mode = (o.mode + 1) % 4;
+        o.reshard_group = 0;
         o.shards = 0; /* else it may be wrong by itself, and then that rank alone is told */
     }
     if (r->w->trace && r->rank == 0)
@@ -512,13 +514,19 @@ static fsdp_status make_checkpoint(run *r, fsdp_checkpoint **out)
     return r->optim != NULL ? fsdp_checkpoint_add_optim(*out, r->optim) : FSDP_OK;
 }
 
+static fsdp_status save(run *r, fsdp_checkpoint *ck, bool background)
+{
+    fsdp_status st = fsdp_checkpoint_save_with(ck, r->w->folder, r->m->saves + 1, &(fsdp_save_opts){ .keep = 1, .background = background });
+    return st == FSDP_OK ? fsdp_checkpoint_wait(ck) : st;
+}
+
 static fsdp_status save_or_load(run *r, const call *c)
 {
     fsdp_checkpoint *ck = NULL;
     char path[256];
     snprintf(path, sizeof(path), "%s/step-%08d", r->w->folder, r->m->saves);
     fsdp_status st = make_checkpoint(r, &ck);
-    if (st == FSDP_OK) st = c->kind == CALL_SAVE ? fsdp_checkpoint_save(ck, r->w->folder, r->m->saves + 1, 1) : fsdp_checkpoint_load(ck, path);
+    if (st == FSDP_OK) st = c->kind == CALL_SAVE ? save(r, ck, c->salt % 2) : fsdp_checkpoint_load(ck, path);
     fsdp_checkpoint_destroy(ck);
     return st;
 }
@@ -620,6 +628,7 @@ static fsdp_status make(run *r, const call *c)
         if (model_expects(r->m, c) != FSDP_OK) return fsdp_unit_param_count(u) > 0 && fsdp_unit_grad(u, 0, &(float){ 0 }) != NULL ? FSDP_OK : FSDP_ERR_STATE;
         return compute(r, c, r->m->unit[c->unit].owner, c->mask);
     case CALL_PEEK: return peek(r, c);
+    case CALL_PREFETCH: return fsdp_unit_prefetch(r->unit[c->unit]);
     case CALL_READ: return read_one(r, c->unit, c->param, c->salt % 3 > 0 || r->rank == c->rank);
     case CALL_READ_ALL: return read_all(r);
     case CALL_SUMMON_READ: return fsdp_unit_summon_begin(u, c->flag ? NULL : &(fsdp_unit_summon_opts){ .writeback = false });

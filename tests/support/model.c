@@ -264,6 +264,7 @@ static bool allowed(const model *m, const call *c)
     case CALL_BACKWARD_END: return open && x->backward_open;
     case CALL_GRAD: return u->owner >= 0 && m->pass[u->owner].use[c->unit].backward_open;
     case CALL_PEEK: return model_is_whole(m, c->unit); /* or not: the caller knows when that is certain */
+    case CALL_PREFETCH: return !u->in_step;
     case CALL_READ: return model_open_passes(m) == 0 && !u->in_step;
     case CALL_READ_ALL: return model_open_passes(m) == 0 && model_in_step(m) == 0;
     case CALL_SUMMON_READ: return model_open_passes(m) == 0 && !u->in_step;
@@ -682,6 +683,7 @@ void model_apply(model *m, const call *c)
     case CALL_RESET:
     case CALL_STRAY: model_reset(m); break;
     case CALL_PEEK:
+    case CALL_PREFETCH:
     case CALL_PENDING:
     case CALL_READ:
     case CALL_READ_ALL:

@@ -27,6 +27,7 @@ enum { MODEL_UNITS = 5, MODEL_PARAMS = 3, MODEL_TOTAL = 512, MODEL_RANKS = 5, MO
     X(CALL_BACKWARD_END, "end backward")                                                                    \
     X(CALL_GRAD, "write gradients")                                                                         \
     X(CALL_PEEK, "look at the parameters")                                                                  \
+    X(CALL_PREFETCH, "gather ahead")                                                                        \
     X(CALL_READ, "read a parameter")                                                                        \
     X(CALL_READ_ALL, "read all")                                                                            \
     X(CALL_SUMMON_READ, "summon")                                                                           \
