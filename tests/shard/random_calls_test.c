@@ -12,11 +12,11 @@
  * recomputes in any order, with sync and without, gradients written in part, once more or not finite, or of frozen
  * parameters not at all; cancelled passes; what is pending read; summons nested, read and
  * written, with other values on each rank; fills, also failing on one rank; steps of the optimizer and of one's own, on
- * any units, cancelled; dropped gradients; meshes, resharding to neighbours, slices on another device; what is gathered ahead by hand;
+ * any units, cancelled; dropped gradients; meshes, resharding to neighbours, slices on another device; what is gathered ahead, unsharded and resharded by hand;
  * save (also in the background) and load; kernels that fail; allocations that fail, on one rank or all;
  * a rank that leaves the others; collective resets; calls that are not allowed; ranks that are late.
  *
- * Not in it: types below fp32, ranks that join a pass, caps, units that stay whole by hand, values from one rank, summons on one rank or
+ * Not in it: types below fp32, ranks that join a pass, caps, values from one rank, summons on one rank or
  * with gradients, AdamW, averages, several communicators; ranks killed (tests/shard/fault_test.c). */
 #define _XOPEN_SOURCE 700 /* nftw */
 #include "support/model.h"
@@ -62,7 +62,8 @@ static const struct {
 } habits[] = {
     { CALL_PASS_BEGIN, 4, 120 },    { CALL_PASS_END, 10, 0 },        { CALL_PASS_CANCEL, 1, 0 },    { CALL_WEIGHT, 6, 0 },         { CALL_FORWARD_BEGIN, 20, 0 },
     { CALL_FORWARD_END, 40, 0 },   { CALL_RECOMPUTE_BEGIN, 6, 0 },  { CALL_RECOMPUTE_END, 12, 0 }, { CALL_BACKWARD_BEGIN, 80, 0 }, { CALL_BACKWARD_END, 40, 0 },
-    { CALL_GRAD, 6, 0 },           { CALL_PEEK, 8, 6 },             { CALL_PREFETCH, 8, 4 },        { CALL_READ, 0, 12 },          { CALL_READ_ALL, 0, 3 },       { CALL_SUMMON_READ, 0, 10 },
+    { CALL_GRAD, 6, 0 },           { CALL_PEEK, 8, 6 },             { CALL_PREFETCH, 8, 4 },        { CALL_UNSHARD, 3, 6 },        { CALL_RESHARD, 3, 4 },
+    { CALL_READ, 0, 12 },          { CALL_READ_ALL, 0, 3 },       { CALL_SUMMON_READ, 0, 10 },
     { CALL_SUMMON_WRITE, 0, 8 },   { CALL_WRITE, 0, 16 },           { CALL_SUMMON_END, 0, 30 },    { CALL_FILL, 0, 14 },          { CALL_FILL_FAILS, 0, 4 },
     { CALL_OPTIM_STEP, 0, 16 },    { CALL_STEP_BEGIN, 0, 10 },      { CALL_STEP_WRITE, 0, 14 },    { CALL_STEP_NORM, 0, 6 },      { CALL_STEP_END, 0, 24 },
     { CALL_STEP_CANCEL, 0, 3 },    { CALL_ZERO_GRAD, 0, 4 },        { CALL_RENEW, 0, 5 },          { CALL_CREATE_DIFFERS, 0, 1 }, { CALL_OPTIM_RENEW, 0, 3 },
@@ -629,6 +630,8 @@ static fsdp_status make(run *r, const call *c)
         return compute(r, c, r->m->unit[c->unit].owner, c->mask);
     case CALL_PEEK: return peek(r, c);
     case CALL_PREFETCH: return fsdp_unit_prefetch(r->unit[c->unit]);
+    case CALL_UNSHARD: return fsdp_unit_unshard(r->unit[c->unit]);
+    case CALL_RESHARD: return fsdp_unit_reshard(r->unit[c->unit]);
     case CALL_READ: return read_one(r, c->unit, c->param, c->salt % 3 > 0 || r->rank == c->rank);
     case CALL_READ_ALL: return read_all(r);
     case CALL_SUMMON_READ: return fsdp_unit_summon_begin(u, c->flag ? NULL : &(fsdp_unit_summon_opts){ .writeback = false });

@@ -159,7 +159,7 @@ bool model_is_whole(const model *m, int unit)
 
 bool model_is_sharded(const model *m, int unit)
 {
-    return m->unit[unit].mode == FSDP_MODE_FULL && model_open_passes(m) == 0 && m->unit[unit].summons == 0;
+    return m->unit[unit].mode == FSDP_MODE_FULL && !m->unit[unit].unsharded && model_open_passes(m) == 0 && m->unit[unit].summons == 0;
 }
 
 bool model_has_unsent(const model *m, int unit)
@@ -264,7 +264,9 @@ static bool allowed(const model *m, const call *c)
     case CALL_BACKWARD_END: return open && x->backward_open;
     case CALL_GRAD: return u->owner >= 0 && m->pass[u->owner].use[c->unit].backward_open;
     case CALL_PEEK: return model_is_whole(m, c->unit); /* or not: the caller knows when that is certain */
-    case CALL_PREFETCH: return !u->in_step;
+    case CALL_PREFETCH:
+    case CALL_UNSHARD: return !u->in_step;
+    case CALL_RESHARD: return !model_is_whole(m, c->unit);
     case CALL_READ: return model_open_passes(m) == 0 && !u->in_step;
     case CALL_READ_ALL: return model_open_passes(m) == 0 && model_in_step(m) == 0;
     case CALL_SUMMON_READ: return model_open_passes(m) == 0 && !u->in_step;
@@ -682,6 +684,8 @@ void model_apply(model *m, const call *c)
         break;
     case CALL_RESET:
     case CALL_STRAY: model_reset(m); break;
+    case CALL_UNSHARD: m->unit[c->unit].unsharded = true; break;
+    case CALL_RESHARD: m->unit[c->unit].unsharded = false; break;
     case CALL_PEEK:
     case CALL_PREFETCH:
     case CALL_PENDING:

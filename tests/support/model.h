@@ -28,6 +28,8 @@ enum { MODEL_UNITS = 5, MODEL_PARAMS = 3, MODEL_TOTAL = 512, MODEL_RANKS = 5, MO
     X(CALL_GRAD, "write gradients")                                                                         \
     X(CALL_PEEK, "look at the parameters")                                                                  \
     X(CALL_PREFETCH, "gather ahead")                                                                        \
+    X(CALL_UNSHARD, "unshard")                                                                              \
+    X(CALL_RESHARD, "reshard")                                                                              \
     X(CALL_READ, "read a parameter")                                                                        \
     X(CALL_READ_ALL, "read all")                                                                            \
     X(CALL_SUMMON_READ, "summon")                                                                           \
@@ -104,6 +106,7 @@ typedef struct model_unit {
     bool writeback;
     float summoned[MODEL_RANKS][MODEL_TOTAL];
     bool in_step, step_written;
+    bool unsharded; /* by hand, once: it may be whole still, and need not be */
 } model_unit;
 
 typedef struct model_use {
