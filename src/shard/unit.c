@@ -283,8 +283,9 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
     FSDPI_CALL(comm);
     fsdp_unit *u = NULL;
     fsdp_status st = create(&u, comm, params, count, &o);
-    /* A wrong call is wrong on every rank and ends here. What can fail on one rank alone is agreed on. */
-    if (st == FSDP_OK || st == FSDP_ERR_NOMEM) st = fsdp_comm_agree(comm, st);
+    /* Memory can fail on one rank alone, and one alone can ask for what there is not: all are told which, and why. A call at the wrong time
+     * is one rank's. */
+    if (st != FSDP_ERR_STATE) st = fsdp_comm_agree(comm, st);
     if (st == FSDP_OK) st = compare_units(u);
     if (st == FSDP_OK) {
         st = create_shared(u);

@@ -479,7 +479,6 @@ static fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp
     if (differs) {
         o.mode = (o.mode + 1) % 4;
         o.reshard_group = 0;
-        o.shards = 0; /* else it may be wrong by itself, and then that rank alone is told */
     }
     if (r->w->trace && r->rank == 0)
         fprintf(stderr, "     u%d: mode %s, %d shards, %d parameters, %d elements%s\n", unit, fsdp_mode_name(o.mode), made.shards, made.params, made.total,

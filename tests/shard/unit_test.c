@@ -408,6 +408,22 @@ static fsdp_status different_units(fsdp_comm *comm, void *arg)
             FSDP_FAIL(FSDP_ERR_INTERNAL, "case %d: %s: %s", i, fsdp_status_name(st), fsdp_last_error_message());
         rank_check(u == NULL);
     }
+    /* wrong by itself, on that rank alone */
+    static const struct {
+        fsdp_unit_opts opts;
+        const char *said;
+    } wrong[] = {
+        { { .name = "u", .mode = (fsdp_mode)9 }, "mode is 9" },
+        { { .name = "u", .shards = 7 }, "shards must divide" },
+        { { .name = "u", .param_dtype = FSDP_I32 }, "each must be F32, BF16 or F16" },
+    };
+    for (int i = 0; i < 3; i++) {
+        fsdp_unit *u = NULL;
+        fsdp_status st = fsdp_unit_create(&u, comm, &w, 1, x.rank == 1 ? &wrong[i].opts : &(fsdp_unit_opts){ .name = "u" });
+        if (st != FSDP_ERR_INVALID || strstr(fsdp_last_error_message(), wrong[i].said) == NULL || (x.rank != 1 && strstr(fsdp_last_error_message(), "rank 1") == NULL))
+            FSDP_FAIL(FSDP_ERR_INTERNAL, "wrong options %d: %s: %s", i, fsdp_status_name(st), fsdp_last_error_message());
+        rank_check(u == NULL);
+    }
     fsdp_unit *u;
     const fsdp_param many[] = { { "w", 2, { 2, 3 } }, { "b", 1, { 3 } } };
     fsdp_status st = fsdp_unit_create(&u, comm, many, x.rank == 1 ? 1 : 2, NULL);
