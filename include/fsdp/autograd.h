@@ -49,7 +49,8 @@ FSDP_API fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss) FSDP_NODI
 FSDP_API bool fsdp_tape_is_recomputing(const fsdp_tape *tape);
 
 /* Ends the pass: gradients that a finished backward brought are committed; else the pass is cancelled. Frees the tape
- * and its tensors, also when it fails. NULL is accepted. */
+ * and its tensors, also when it fails; only where it is refused, since another thread is in a call or a callback of the library's makes it,
+ * is the tape as it was. NULL is accepted. */
 FSDP_API fsdp_status fsdp_tape_end(fsdp_tape *tape) FSDP_NODISCARD;
 /* The same, but nothing is committed; for paths of error. After an operation has failed because of the values that it was
  * given (an id that is not in the vocabulary), nothing else runs on the device before the tape is ended or cancelled. */

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "comm/call.h"
 #include "shard/pass.h"
 #include "shard/unit_list.h"
 
@@ -97,6 +98,7 @@ fsdp_status fsdp_tape_begin_with(fsdp_tape **out, fsdp_comm *comm, const fsdp_ta
     if (o.device == NULL) o.device = fsdp_device_cpu();
     if (o.loss_scale == 0) o.loss_scale = 1;
     FSDP_FAIL_IF(!(o.loss_scale > 0) || !isfinite(o.loss_scale), FSDP_ERR_INVALID, "fsdp_tape_begin: loss_scale is %g: more than 0, and finite", (double)o.loss_scale);
+    FSDPI_CALL(comm);
     fsdpi_runtime *rt;
     fsdpi_devctx *ctx;
     fsdp_tape *t;
@@ -141,6 +143,7 @@ fsdp_status fsdpi_tape_check_pass(const fsdp_tape *tape)
 
 fsdp_status fsdp_backward(fsdp_tape *tape, fsdp_tensor *loss)
 {
+    FSDPI_CALL(tape->comm);
     FSDP_TRY(fsdpi_tape_check_pass(tape));
     return fsdpi_tape_backward(tape, loss);
 }
@@ -172,6 +175,7 @@ static fsdp_status finish(fsdp_tape *tape)
 fsdp_status fsdp_tape_end(fsdp_tape *tape)
 {
     if (tape == NULL) return FSDP_OK;
+    FSDPI_CALL(tape->comm);
     if (!tape->opts.eval && !tape->went_back) return fsdp_tape_cancel(tape);
     fsdp_status st = finish(tape);
     if (st != FSDP_OK) {
@@ -188,6 +192,7 @@ fsdp_status fsdp_tape_end(fsdp_tape *tape)
 fsdp_status fsdp_tape_cancel(fsdp_tape *tape)
 {
     if (tape == NULL) return FSDP_OK;
+    FSDPI_CALL(tape->comm);
     /* A kernel that failed (an id that is not in the vocabulary) has stopped the stream for all: what it said was of this
      * tape, and ends with it. */
     fsdpi_runtime *rt;

@@ -519,6 +519,42 @@ static void test_wrong_device_and_communicator(void **state)
     fsdp_device_close(guard);
 }
 
+/* A tape that is asked to begin, to go back or to end while a call of its communicator runs a function of the program's is refused, and
+ * goes on when that is over. */
+static fsdp_tape *in_use;
+static int refused;
+
+static fsdp_status meddle(const fsdp_kernel *k, float *grad, const fsdp_slice *part, int count, void *arg)
+{
+    fsdp_tape *other;
+    (void)k, (void)grad, (void)part, (void)count, (void)arg;
+    fsdp_status st[] = { fsdp_tape_end(in_use), fsdp_tape_cancel(in_use), fsdp_tape_begin(&other, comm), fsdp_backward(in_use, NULL) };
+    for (int i = 0; i < 4; i++) refused += st[i] == FSDP_ERR_STATE;
+    return FSDP_OK;
+}
+
+static void test_tape_from_a_callback(void **state)
+{
+    (void)state;
+    float want[WIDTH * WIDTH + WIDTH], got[WIDTH * WIDTH + WIDTH];
+    fsdp_tensor *y;
+    int n = 0;
+    for (int k = 0; k < 2; k++) {
+        fsdp_module *m = linear(WIDTH, WIDTH, FSDP_ACT_NONE);
+        assert_ok(fsdp_module_init_keyed(m, FSDP_INIT_KAIMING, 1));
+        assert_ok(fsdp_wrap(&m, m, &(fsdp_wrap_opts){ .comm = comm }));
+        if (k == 1) assert_ok(fsdp_unit_set_grad_hooks(fsdp_module_units(m).units[0], &(fsdp_grad_hooks){ .post = meddle }));
+        assert_ok(fsdp_tape_begin(&in_use, comm));
+        assert_ok(fsdp_forward(m, in_use, input(in_use, "x"), &y));
+        assert_ok(fsdp_backward(in_use, loss_of(in_use, y)));
+        assert_ok(fsdp_tape_end(in_use));
+        n = gradients(m, k == 0 ? want : got);
+        fsdp_module_destroy(m);
+    }
+    assert_int_equal(refused, 4);
+    assert_memory_equal(want, got, (size_t)n * sizeof(float));
+}
+
 static void test_wrap_twice(void **state)
 {
     (void)state;
@@ -695,6 +731,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_parents, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_parameter_in_no_unit, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_wrong_device_and_communicator, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_tape_from_a_callback, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_wrap_twice, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_summon, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_part_of_a_unit, set_up, tear_down),
