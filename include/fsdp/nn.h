@@ -130,7 +130,7 @@ FSDP_API fsdp_status fsdp_module_add_hooks(fsdp_module *m, const fsdp_hooks *hoo
 typedef struct fsdp_wrap_policy fsdp_wrap_policy; /* wrap.h */
 
 typedef struct fsdp_wrap_opts {
-    fsdp_comm *comm;
+    fsdp_comm *comm; /* of the ranks that share the module: all, or those that have this expert. A tape takes both (autograd.h) */
     const char *name; /* of the unit; NULL: the module's type */
     fsdp_mode mode;
     int shards;       /* this and the rest as in fsdp_unit_opts */
