@@ -217,12 +217,19 @@ static void test_several_communicators(void **state)
 
 /* ---- infinite, or no number: in one element of one group ---- */
 
-static float bad_value;
-
-static float one_bad(int which, int leaf, int i)
+static bool is_bad(int which, int leaf, int i)
 {
-    if (which == EXPERT && leaf == 0 && i == MADEUP - 1) return bad_value;
-    return once(which, leaf, i);
+    return which == EXPERT && leaf == 0 && i == MADEUP - 1;
+}
+
+static float one_inf(int which, int leaf, int i)
+{
+    return is_bad(which, leaf, i) ? -INFINITY : once(which, leaf, i);
+}
+
+static float one_nan(int which, int leaf, int i)
+{
+    return is_bad(which, leaf, i) ? NAN : once(which, leaf, i);
 }
 
 static fsdp_status one_group_is_bad(fsdp_comm *world, void *arg)
@@ -235,9 +242,8 @@ static fsdp_status one_group_is_bad(fsdp_comm *world, void *arg)
     FSDP_TRY(fsdp_optim_create_sgd(&o, (fsdp_unit_list){ g.list, 1 + g.experts }, &(fsdp_sgd_opts){ .lr = 0.5f }));
     for (int k = 0; k < P; k++) {
         double norm = 3;
-        bad_value = k % 2 ? NAN : -INFINITY;
         fsdp_step_opts s = { .clip = 1, .clip_p = all_p[k], .over = world, .norm = &norm };
-        FSDP_TRY(bring(&g, 0, one_bad));
+        FSDP_TRY(bring(&g, 0, k % 2 ? one_nan : one_inf));
         fsdp_status st = fsdp_optim_step(o, &s);
         const char *said = fsdp_last_error_message();
         if (st != FSDP_ERR_NONFINITE || strstr(said, k % 2 ? "is nan" : "is inf") == NULL || strstr(said, "unit \"expert 0\", parameter \"s\"") == NULL || norm != 3)
