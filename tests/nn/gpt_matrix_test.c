@@ -69,13 +69,6 @@ static void compare(const result *want, const corner *c)
 static const int ranks[] = { 1, 2, 3, 4, 6, 8 };
 enum { RANKS = sizeof(ranks) / sizeof(ranks[0]) };
 
-/* ThreadSanitizer sees threads alone. */
-#ifdef __SANITIZE_THREAD__
-enum { FIRST = 1 };
-#else
-enum { FIRST = 0 };
-#endif
-
 static void test_matrix(void **state)
 {
     (void)state;
@@ -89,7 +82,7 @@ static void test_matrix(void **state)
     print_message("%-10s %-10s %-6s %-10s", "ranks are", "transport", "device", "mode");
     for (int r = 0; r < RANKS; r++) print_message(" %4d", ranks[r]);
     print_message("   ranks: = the bits of one rank\n");
-    for (int threads = FIRST; threads < 2; threads++)
+    for (int threads = !CAN_FORK; threads < 2; threads++)
         for (int t = 0; t < 2; t++)
             for (int d = 0; d < 2; d++)
                 for (int m = FSDP_MODE_FULL; m <= FSDP_MODE_NONE; m++, row++) {

@@ -853,7 +853,7 @@ static bool run_seed(const work *options, uint64_t seed, tally *seen)
     return st == FSDP_OK;
 }
 
-enum { RUNS = SANITIZED ? 60 : 120, CALLS = 500, FIRST_SEED = 1, SOAK_CALLS = 1000 };
+enum { RUNS = !CAN_FORK ? 20 : SANITIZED ? 60 : 120, CALLS = 500, FIRST_SEED = 1, SOAK_CALLS = 1000 };
 
 static void test_random_sequences(void **state)
 {
@@ -864,7 +864,8 @@ static void test_random_sequences(void **state)
     print_message("%ld gradients of units counted, %ld of several rounds; %ld steps and norms that were not 0; %ld loads, %ld calls refused, %ld without memory\n", t->passes, t->rounds, t->norms,
                   t->loads, t->refused, t->shortages);
     assert_int_equal(bad, 0);
-    assert_true(t->passes > RUNS && t->rounds > 0 && t->norms > RUNS / 2 && t->loads > 0 && t->refused > RUNS && t->shortages > RUNS / 8);
+    assert_true(t->passes > RUNS && t->rounds > 0 && t->norms > RUNS / 2 && t->loads > 0 && t->refused > RUNS);
+    assert_true(!CAN_FORK || t->shortages > RUNS / 8); /* of ranks that are threads only those that are alone have any */
     shared_free(t, sizeof(*t));
 }
 

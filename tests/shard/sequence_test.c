@@ -109,13 +109,16 @@ static void in_some_corner(const work *w, int n)
     shared_free(c.shared, sizeof(result));
 }
 
+/* Corners n * 7: the first five have every number of ranks and every mode, both transports, devices and kinds of ranks; ten, more pairs. */
+enum { SOME = SANITIZED ? 5 : 10 };
+
 static void test_scripts(void **state)
 {
     (void)state;
     for (int s = 0; s < SCRIPTS; s++) {
         make_plain(scripts[s]);
         work w = { scripts[s], mini_leaf, 0 };
-        for (int n = 0; n < (SANITIZED ? 5 : 10); n++) in_some_corner(&w, n * 7 + s);
+        for (int n = 0; n < SOME; n++) in_some_corner(&w, n * 7 + s);
     }
 }
 
@@ -155,7 +158,7 @@ static void test_interleaved_passes(void **state)
     work w = { "interleaved", interleaved, 0 };
     for (int i = 0; i < 4; i++) {
         make_plain_swapped("[0 F1 F2 ]0 {0 B2 B1 }0", sizes[i]);
-        in_corners(train, &(corners){ .ranks = (const int[]){ sizes[i], 0 }, .all_modes = i == 2, .shared = sizeof(result), .arg = &w, .after = compare });
+        in_corners(train, &(corners){ .ranks = (const int[]){ sizes[i], 0 }, .all_modes = i == 2, .threads_only = SANITIZED, .shared = sizeof(result), .arg = &w, .after = compare });
     }
 }
 
@@ -184,7 +187,7 @@ static void test_a_cancelled_pass_leaves_no_trace(void **state)
     for (int s = 0; s < 3; s++) {
         make_plain(some[s]);
         work w = { some[s], cancelled, 0 };
-        for (int n = 0; n < 10; n++) in_some_corner(&w, n * 7 + s);
+        for (int n = 0; n < SOME; n++) in_some_corner(&w, n * 7 + s);
     }
 }
 
@@ -208,7 +211,7 @@ static void test_one_of_two_passes_is_cancelled(void **state)
     (void)state;
     make_plain("[0 F1 F2 {2 }2 ]0 {0 B1 }0");
     work w = { script_now, one_of_two, 0 };
-    for (int n = 0; n < 10; n++) in_some_corner(&w, n * 7);
+    for (int n = 0; n < SOME; n++) in_some_corner(&w, n * 7);
 }
 
 /* ---- evaluations, dropped gradients ---- */
@@ -240,7 +243,7 @@ static void test_evaluations_between_and_within(void **state)
     (void)state;
     make_plain("[0 F1 F2 ]0 {0 B2 B1 }0");
     work w = { script_now, with_evaluations, 0 };
-    for (int n = 0; n < 10; n++) in_some_corner(&w, n * 7);
+    for (int n = 0; n < SOME; n++) in_some_corner(&w, n * 7);
 }
 
 /* Gradients are dropped in the middle of a step: only what came after counts. */
@@ -259,7 +262,7 @@ static void test_dropped_gradients(void **state)
     (void)state;
     make_plain(MINI_NESTED);
     work w = { MINI_NESTED, dropping, 0 };
-    for (int n = 0; n < 10; n++) in_some_corner(&w, n * 7);
+    for (int n = 0; n < SOME; n++) in_some_corner(&w, n * 7);
 }
 
 /* ---- prefetch ---- */

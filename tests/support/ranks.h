@@ -9,18 +9,6 @@
 
 #include <fsdp/fsdp.h>
 
-#if defined(__SANITIZE_THREAD__)
-enum { CAN_FORK = 0 }; /* ThreadSanitizer sees one process: ranks are threads */
-#else
-enum { CAN_FORK = 1 };
-#endif
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 typedef struct corner {
     const char *transport, *device;
     fsdp_mode mode;

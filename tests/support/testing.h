@@ -17,6 +17,19 @@
 
 #include <fsdp/status.h>
 
+/* Which build this is. Where a sanitizer looks at it, bits have been compared by the release build: a test may do with fewer
+ * corners, but with one of each kind. */
+#if defined(__SANITIZE_THREAD__)
+enum { CAN_FORK = 0 }; /* ThreadSanitizer sees one process: ranks are threads */
+#else
+enum { CAN_FORK = 1 };
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
 /* The call succeeds; otherwise its error is printed. */
 #define assert_ok(expr)                                                                                     \
     do {                                                                                                    \
