@@ -80,7 +80,7 @@ FSDP_API fsdp_status fsdp_state_add_i64(fsdp_state *s, const char *name, int64_t
 FSDP_API fsdp_status fsdp_state_add_f64(fsdp_state *s, const char *name, double value) FSDP_NODISCARD;
 /* Copies all of another's pieces, and of its numbers those that are not there yet. On failure s may have some of them. */
 FSDP_API fsdp_status fsdp_state_merge(fsdp_state *s, const fsdp_state *other) FSDP_NODISCARD;
-/* Renames a parameter with its optimizer's state and steps; where both end with `*`, all that begin so: ("module.*", "*"). *renamed
+/* Renames a parameter with its optimizer's state and steps, and its average; where both end with `*`, all that begin so: ("module.*", "*"). *renamed
  * (may be NULL): how many names. FSDP_ERR_INVALID, and nothing is renamed: a new name is taken. */
 FSDP_API fsdp_status fsdp_state_rename(fsdp_state *s, const char *from, const char *to, int *renamed) FSDP_NODISCARD;
 /* Removes a tensor or number; all that begin so, where it ends with `*`. Returns how many names. */

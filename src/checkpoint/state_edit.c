@@ -16,9 +16,10 @@
 
 /* ---- names ---- */
 
-/* Where the parameter's name begins in a name of its optimizer's state: after "optim.KIND.". */
+/* Where the parameter's name begins in a name of its optimizer's state or average: after "optim.KIND.", "ema.". */
 static size_t head_of(const char *name)
 {
+    if (strncmp(name, "ema.", 4) == 0) return 4;
     if (strncmp(name, "optim.", 6) != 0) return 0;
     const char *dot = strchr(name + 6, '.');
     return dot != NULL ? (size_t)(dot + 1 - name) : 0;

@@ -413,11 +413,13 @@ static void test_names(void **state)
     assert_ok(add(s, "module.a", FSDP_F32, 1, 2, 0));
     assert_ok(add(s, "module.b", FSDP_F32, 1, 2, 0));
     assert_ok(add(s, "optim.exp_avg.module.a", FSDP_F32, 1, 2, 0));
+    assert_ok(add(s, "ema.module.a", FSDP_F32, 1, 2, 0));
     assert_ok(fsdp_state_add_i64(s, "optim.steps.module.a", 9));
     assert_ok(fsdp_state_add_f64(s, "best", -(double)INFINITY));
     assert_ok(fsdp_state_rename(s, "module.*", "*", &n));
-    assert_int_equal(n, 4);
+    assert_int_equal(n, 5);
     assert_non_null(fsdp_state_find(s, "a"));
+    assert_non_null(fsdp_state_find(s, "ema.a"));
     assert_non_null(fsdp_state_find(s, "optim.exp_avg.a"));
     assert_ok(fsdp_state_i64(s, "optim.steps.a", &steps));
     assert_int_equal(steps, 9);
@@ -446,7 +448,7 @@ static void test_names(void **state)
     assert_int_equal(fsdp_state_remove(s, "optim.*"), 2);
     assert_int_equal(fsdp_state_remove(s, "nobody"), 0);
     i = fsdp_state_count(s);
-    assert_int_equal(i, 2);
+    assert_int_equal(i, 3);
     assert_fails(fsdp_state_read(&s, c, &(fsdp_state_opts){ .kind = FSDP_STATE_SHARDED, .rank0_only = true }), FSDP_ERR_INVALID, "rank0_only");
     assert_fails(fsdp_state_read(&s, c, &(fsdp_state_opts){ .kind = (fsdp_state_kind)7 }), FSDP_ERR_INVALID, "kind 7");
     fsdp_state_destroy(s);
