@@ -16,6 +16,7 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "ops/cpu/rows.h"
 #include "ops/gemm_plain.h"
 #include "ops/pieces.h"
 
@@ -389,40 +390,56 @@ static void run_piece(void *arg, int64_t i, int worker)
     if (fsdpi_gemm_call(r->kind, &p) != FSDP_OK) fsdpi_pieces_fail(&r->pieces);
 }
 
-/* ---- rows that lie badly ---- */
+/* ---- operands as the library likes them ---- */
 
 enum { BAD_STRIDE = 512, COPY_ROWS = 64 };
 
 typedef struct copy_run {
-    const float *from;
-    float *to;
+    const float *from; /* [rows, cols] */
+    float *to;         /* the same, or its transpose */
     int64_t rows, cols, ld, to_ld;
+    const fsdpi_transpose_rows *transpose; /* NULL: it is not */
 } copy_run;
 
 static void copy_piece(void *arg, int64_t i, int worker)
 {
     (void)worker;
     const copy_run *r = arg;
-    for (int64_t m = i * COPY_ROWS; m < fsdpi_piece_end(i * COPY_ROWS, COPY_ROWS, r->rows); m++)
-        memcpy(r->to + m * r->to_ld, r->from + m * r->ld, (size_t)r->cols * sizeof(float));
+    int64_t m = i * COPY_ROWS, end = fsdpi_piece_end(m, COPY_ROWS, r->rows);
+    if (r->transpose != NULL) {
+        r->transpose->transpose(end - m, r->cols, r->from + m * r->ld, r->ld, 0.0f, r->to + m, r->to_ld);
+        return;
+    }
+    for (; m < end; m++) memcpy(r->to + m * r->to_ld, r->from + m * r->ld, (size_t)r->cols * sizeof(float));
 }
 
-/* [rows, cols] that meets `others` rows or columns in the product. A few do not repay the copy. */
-static copy_run copy_of(const float *from, int64_t rows, int64_t cols, int64_t ld, int64_t others)
+/* Elements between rows of n that fall into all sets of the first cache. */
+static int64_t good_stride(int64_t n)
 {
-    enum { LEAST_OTHERS = 128 };
-    bool bad = ld % BAD_STRIDE == 0 && others >= LEAST_OTHERS && rows > 0 && cols > 0;
-    return (copy_run){ .from = from, .rows = bad ? rows : 0, .cols = cols, .ld = ld,
-                       .to_ld = (int64_t)fsdpi_round_up((size_t)cols, BAD_STRIDE) + 16 };
+    int64_t ld = (int64_t)fsdpi_round_up((size_t)n, 16);
+    return ld % 64 == 0 ? ld + 16 : ld;
+}
+
+static size_t copy_numel(const copy_run *r)
+{
+    return (size_t)((r->transpose != NULL ? r->cols : r->rows) * r->to_ld);
+}
+
+static bool repays(int64_t rows, int64_t cols, int64_t others)
+{
+    enum { LEAST = 128 }; /* a few rows or columns that it meets do not repay a copy */
+    return others >= LEAST && rows > 0 && cols > 0;
 }
 
 fsdp_status fsdpi_gemm_spread(const fsdp_kernel *k, fsdpi_gemm *g, float **copy)
 {
     copy_run a = { 0 }, b = { 0 };
     *copy = NULL;
-    if (g->trans_a) a = copy_of(g->a, g->K, g->M, g->lda, g->N);
-    if (!g->trans_b) b = copy_of(g->b, g->K, g->N, g->ldb, g->M);
-    size_t of_a = (size_t)(a.rows * a.to_ld), of_b = (size_t)(b.rows * b.to_ld);
+    if (fsdpi_gemm_get_info()->kind != FSDPI_GEMM_ONEDNN) return FSDP_OK;
+    if (g->trans_a && repays(g->K, g->M, g->N))
+        a = (copy_run){ g->a, NULL, g->K, g->M, g->lda, good_stride(g->K), fsdpi_transpose_rows_get(k != NULL ? k->isa : fsdpi_isa_get()) };
+    if (!g->trans_b && g->ldb % BAD_STRIDE == 0 && repays(g->K, g->N, g->M)) b = (copy_run){ g->b, NULL, g->K, g->N, g->ldb, good_stride(g->N), NULL };
+    size_t of_a = copy_numel(&a), of_b = copy_numel(&b);
     if (of_a + of_b == 0) return FSDP_OK;
     *copy = fsdpi_realloc(NULL, of_a + of_b, sizeof(**copy)); /* not zeroed */
     FSDP_FAIL_IF(*copy == NULL, FSDP_ERR_NOMEM, "no memory for an operand's copy of %zu floats", of_a + of_b);
@@ -430,7 +447,7 @@ fsdp_status fsdpi_gemm_spread(const fsdp_kernel *k, fsdpi_gemm *g, float **copy)
     b.to = *copy + of_a;
     for (copy_run *r = &a; r != NULL; r = r == &a ? &b : NULL)
         fsdpi_pool_run(k != NULL ? k->pool : NULL, fsdpi_piece_count(r->rows, COPY_ROWS), copy_piece, r);
-    if (of_a > 0) g->a = a.to, g->lda = a.to_ld;
+    if (of_a > 0) g->a = a.to, g->lda = a.to_ld, g->trans_a = false;
     if (of_b > 0) g->b = b.to, g->ldb = b.to_ld;
     return FSDP_OK;
 }

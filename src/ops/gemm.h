@@ -35,11 +35,11 @@ typedef struct fsdpi_gemm {
 } fsdpi_gemm;
 fsdp_status fsdpi_gemm_run(const fsdp_kernel *k, const fsdpi_gemm *g);
 
-/* A library that does not copy its operands walks down their columns: A where it is transposed, B where it is not. Rows
- * that lie a multiple of 2 KiB apart then fall into a few sets of the first cache, and a product takes up to twice as
- * long. Where that is so this copies the operand, on k's threads, with rows a cache line further apart, and points g at
- * the copy. *copy: to be freed by the caller after the product (fsdpi_free); NULL where g is as it was. By shape alone.
- * fsdpi_gemm_run does it by itself; for kernels that cut by themselves. */
+/* Copies operands, on k's threads, where oneDNN is much faster with the copy, and points g at it. It walks down the columns of a B that
+ * is not transposed: rows that lie a multiple of 2 KiB apart fall into a few sets of the first cache (a product takes up to twice as
+ * long), so they are put elsewhere. And where it has an A that is transposed, small pieces are a sixth slower than with one that is
+ * not: so it is transposed here. *copy: to be freed by the caller after the product (fsdpi_free); NULL where g is as it was. By shape
+ * alone. fsdpi_gemm_run does it by itself; for kernels that cut by themselves. */
 fsdp_status fsdpi_gemm_spread(const fsdp_kernel *k, fsdpi_gemm *g, float **copy);
 
 /* How a result of M x N is cut into pieces for threads: a function of the shape alone. */
