@@ -22,7 +22,8 @@ static fsdp_status cpu_alloc(fsdp_device *dev, size_t bytes, void **out)
     if (!fsdpi_alloc_should_fail())
         p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     FSDP_FAIL_IF(p == MAP_FAILED, FSDP_ERR_NOMEM, "no memory for a buffer of %zu bytes", bytes);
-    if (bytes >= (size_t)4 << 20) madvise(p, bytes, MADV_HUGEPAGE); /* fewer page walks; a refusal does no harm */
+    /* Fewer page faults and page walks. Blocks lie side by side, so that smaller ones share a huge page. A refusal does no harm. */
+    if (bytes >= (size_t)64 << 10) madvise(p, bytes, MADV_HUGEPAGE);
     *out = p;
     return FSDP_OK;
 }
