@@ -109,7 +109,6 @@ static fsdp_status gather(fsdp_unit *u, bool exact)
     bool widens = dtype != FSDP_F32 && !u->raw, views = !widens && t->zero_copy && (flat == u->near || in_place(u));
     void *p = u->whole_private ? u->whole : NULL; /* a block of the same size: mode optimizer gathers a new version into it */
     if (!views) FSDP_TRY(fsdpi_room_make(u, exact));
-    if (!views) fsdpi_room_pass(u, exact);
     if (widens) FSDP_TRY(gather_and_widen(u, flat, version, dtype, &p));
     else if (views) FSDP_TRY(view(u, flat, version));
     else FSDP_TRY(copy(u, flat, version, (size_t)u->layout.total * fsdp_dtype_bytes(dtype), &p));

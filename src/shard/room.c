@@ -46,19 +46,16 @@ bool fsdpi_room_has(const fsdp_unit *u, bool exact)
     return u->rt->unsharded_cap == 0 || wanted(u, exact) == 0 || u->rt->unsharded + wanted(u, exact) <= u->rt->unsharded_cap;
 }
 
-void fsdpi_room_pass(const fsdp_unit *u, bool exact)
+static void note_most(fsdpi_runtime *rt, size_t bytes)
 {
-    fsdpi_runtime *rt = u->rt;
-    size_t most = rt->unsharded + wanted(u, exact);
-    if (most > rt->unsharded_most) rt->unsharded_most = most;
+    if (bytes > rt->unsharded_most) rt->unsharded_most = bytes;
 }
 
 void fsdpi_room_take(fsdp_unit *u, bool exact)
 {
-    fsdpi_runtime *rt = u->rt;
     u->whole_bytes = block_bytes(u, exact);
-    rt->unsharded += u->whole_bytes;
-    if (rt->unsharded > rt->unsharded_most) rt->unsharded_most = rt->unsharded;
+    u->rt->unsharded += u->whole_bytes;
+    note_most(u->rt, u->rt->unsharded);
 }
 
 void fsdpi_room_give(fsdp_unit *u)
@@ -94,6 +91,7 @@ fsdp_status fsdpi_room_make(fsdp_unit *u, bool exact)
         for (; o != NULL && !fsdpi_room_has(u, exact); o = o->prev)
             if (o != u && can_go(o) && (o->residency == FSDPI_AHEAD) == ahead) FSDP_TRY(fsdpi_unit_reshard(o));
     }
+    note_most(rt, rt->unsharded + wanted(u, exact)); /* the gather comes next */
     return FSDP_OK;
 }
 

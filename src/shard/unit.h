@@ -166,13 +166,11 @@ size_t fsdpi_gather_passing(const fsdp_unit *u, bool exact);
 fsdp_status fsdpi_room_check(const fsdp_unit *u, bool exact);
 /* FSDP_ERR_INVALID, in the name of a call, where u alone is larger than the cap. */
 fsdp_status fsdpi_room_allows(const fsdp_unit *u, size_t cap, const char *call);
-/* Gives up what is whole and not in use until u fits. */
+/* Gives up what is whole and not in use until u fits, whose gather comes next. */
 fsdp_status fsdpi_room_make(fsdp_unit *u, bool exact);
 /* Whether it fits as things are. */
 bool fsdpi_room_has(const fsdp_unit *u, bool exact);
 /* A private block for it was taken; the one that it had was given up. */
-/* A gather begins: with what passes, it takes this much. */
-void fsdpi_room_pass(const fsdp_unit *u, bool exact);
 void fsdpi_room_take(fsdp_unit *u, bool exact);
 void fsdpi_room_give(fsdp_unit *u);
 
