@@ -22,11 +22,13 @@ static fsdp_status count(int64_t *numel, int ndim, const int64_t *shape)
     return FSDP_OK;
 }
 
-static fsdp_status to_f32(float *out, fsdp_dtype dtype, const void *values, int64_t numel)
+static void to_f32(float *out, fsdp_dtype dtype, const void *values, int64_t numel)
 {
-    for (int64_t i = 0; dtype == FSDP_F64 && i < numel; i++) out[i] = (float)((const double *)values)[i];
-    if (dtype != FSDP_F64) fsdpi_convert_to_f32(fsdpi_isa_get(), dtype, out, values, (size_t)numel);
-    return FSDP_OK;
+    if (is_narrow(dtype)) {
+        fsdpi_convert_to_f32(fsdpi_isa_get(), dtype, out, values, (size_t)numel);
+        return;
+    }
+    for (int64_t i = 0; i < numel; i++) out[i] = (float)((const double *)values)[i];
 }
 
 static fsdp_status to_i32(int32_t *out, const int64_t *values, int64_t numel)
@@ -50,8 +52,14 @@ fsdp_status fsdp_tensor_from(fsdp_tensor **out, fsdp_tape *tape, fsdp_dtype dtyp
     FSDP_TRY(count(&numel, ndim, shape));
     cast = fsdpi_calloc((size_t)numel, sizeof(float));
     FSDP_FAIL_IF(cast == NULL, FSDP_ERR_NOMEM, "no memory to cast %lld values", (long long)numel);
-    fsdp_status st = dtype == FSDP_I64 ? to_i32(cast, values, numel) : to_f32(cast, dtype, values, numel);
-    if (st == FSDP_OK) st = dtype == FSDP_I64 ? fsdp_tensor_from_i32(out, tape, cast, ndim, shape) : fsdp_tensor_from_f32(out, tape, cast, ndim, shape);
+    fsdp_status st;
+    if (dtype == FSDP_I64) {
+        st = to_i32(cast, values, numel);
+        if (st == FSDP_OK) st = fsdp_tensor_from_i32(out, tape, cast, ndim, shape);
+    } else {
+        to_f32(cast, dtype, values, numel);
+        st = fsdp_tensor_from_f32(out, tape, cast, ndim, shape);
+    }
     fsdpi_free(cast);
     return st;
 }
