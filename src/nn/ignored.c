@@ -5,39 +5,29 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "base/fits.h"
 #include "comm/comm.h"
 
 #include <string.h>
 #include <xxhash.h>
 
-typedef struct request {
-    const char *pattern;
-    bool ignored, check_alone;
-    int fitting, params;
-} request;
+static fsdp_status check(fsdpi_parameter *p, const char *name, void *arg)
+{
+    FSDP_FAIL_IF(p->unit != NULL && p->ignored != *(const bool *)arg, FSDP_ERR_STATE,
+                 "fsdp_module_set_ignored: parameter \"%s\" is in unit \"%s\" already: say it before the module is wrapped", name, fsdp_unit_name(p->unit));
+    return FSDP_OK;
+}
 
 static fsdp_status ignore(fsdpi_parameter *p, const char *name, void *arg)
 {
-    request *r = arg;
-    r->params++;
-    if (!fsdpi_fits(r->pattern, name)) return FSDP_OK;
-    r->fitting++;
-    FSDP_FAIL_IF(p->unit != NULL && p->ignored != r->ignored, FSDP_ERR_STATE,
-                 "fsdp_module_set_ignored: parameter \"%s\" is in unit \"%s\" already: say it before the module is wrapped", name, fsdp_unit_name(p->unit));
-    if (!r->check_alone) p->ignored = r->ignored;
+    (void)name;
+    p->ignored = *(const bool *)arg;
     return FSDP_OK;
 }
 
 fsdp_status fsdp_module_set_ignored(fsdp_module *m, const char *pattern, bool ignored)
 {
-    FSDP_FAIL_IF(m == NULL || pattern == NULL, FSDP_ERR_INVALID, "fsdp_module_set_ignored: no module, or no pattern (\"*\" stands for all parameters)");
-    request r = { .pattern = pattern, .ignored = ignored, .check_alone = true };
-    FSDP_TRY(fsdpi_module_each_param(m, ignore, &r));
-    FSDP_FAIL_IF(r.fitting == 0, FSDP_ERR_INVALID, "fsdp_module_set_ignored: \"%s\" fits none of the %d parameters of module %s: names are whole, as fsdp_module_params() lists them, and * stands for any text",
-                 pattern, r.params, m->type);
-    r.check_alone = false;
-    return fsdpi_module_each_param(m, ignore, &r);
+    FSDP_TRY(fsdpi_module_each_fitting(m, pattern, __func__, check, &ignored));
+    return fsdpi_module_each_fitting(m, pattern, __func__, ignore, &ignored);
 }
 
 /* ---- the same on every rank ---- */

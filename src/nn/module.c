@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/fits.h"
 #include "shard/pass.h"
 #include "shard/runtime.h"
 #include "shard/unit.h"
@@ -267,6 +268,34 @@ fsdp_status fsdpi_module_each_param_from(fsdp_module *m, const char *prefix, fsd
 fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg)
 {
     return fsdpi_module_each_param_from(m, "", fn, arg);
+}
+
+/* ---- by pattern ---- */
+
+typedef struct selection {
+    const char *pattern;
+    fsdpi_param_fn fn;
+    void *arg;
+    int fitting, params;
+} selection;
+
+static fsdp_status select_param(fsdpi_parameter *p, const char *name, void *arg)
+{
+    selection *s = arg;
+    s->params++;
+    if (!fsdpi_fits(s->pattern, name)) return FSDP_OK;
+    s->fitting++;
+    return s->fn(p, name, s->arg);
+}
+
+fsdp_status fsdpi_module_each_fitting(fsdp_module *m, const char *pattern, const char *call, fsdpi_param_fn fn, void *arg)
+{
+    FSDP_FAIL_IF(m == NULL || pattern == NULL, FSDP_ERR_INVALID, "%s: no module, or no pattern (\"*\" stands for all parameters)", call);
+    selection s = { .pattern = pattern, .fn = fn, .arg = arg };
+    FSDP_TRY(fsdpi_module_each_param(m, select_param, &s));
+    FSDP_FAIL_IF(s.fitting == 0, FSDP_ERR_INVALID, "%s: \"%s\" fits none of the %d parameters of module %s: names are whole, as fsdp_module_params() lists them, and * stands for any text",
+                 call, pattern, s.params, m->type);
+    return FSDP_OK;
 }
 
 /* ---- sizes ---- */
