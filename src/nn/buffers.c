@@ -96,6 +96,7 @@ fsdp_tensor *fsdp_module_buffer(fsdp_module *m, int i)
 
 /* ---- where they lie ---- */
 
+/* What is placed there goes with the arena. */
 static void leave_home(fsdp_module *m)
 {
     fsdpi_buffer_home *h = m->home;
@@ -111,7 +112,6 @@ static void leave_home(fsdp_module *m)
 
 void fsdpi_buffers_destroy(fsdp_module *m)
 {
-    for (int i = 0; i < m->buffers && m->home != NULL; i++) fsdpi_arena_free(m->home->arena, m->buffer[i]->placed);
     leave_home(m);
     for (int i = 0; i < m->buffers; i++) free_buffer(m->buffer[i]);
     fsdpi_free((void *)m->buffer);
@@ -139,10 +139,6 @@ static fsdp_status find_home(fsdp_module *m, fsdp_device *dev)
     fsdpi_buffer_home *h;
     if (m->home != NULL && m->home->dev == dev) return FSDP_OK;
     for (int i = 0; i < m->buffers; i++) FSDP_TRY(pull(m->buffer[i]));
-    for (int i = 0; i < m->buffers && m->home != NULL; i++) {
-        fsdpi_arena_free(m->home->arena, m->buffer[i]->placed);
-        m->buffer[i]->placed = NULL;
-    }
     leave_home(m);
     if (fsdp_device_host_accessible(dev)) return FSDP_OK;
     FSDPI_NEW(h, 1);
