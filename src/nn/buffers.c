@@ -215,9 +215,9 @@ typedef struct listing {
     int count;
 } listing;
 
-static fsdp_status list_below(fsdp_module *m, const char *prefix, listing *l)
+static fsdp_status list_own(fsdp_module *m, const char *prefix, void *arg)
 {
-    char path[512];
+    listing *l = arg;
     for (int i = 0; i < m->buffers; i++) {
         const fsdp_buffer *b = &m->buffer[i]->info;
         size_t n = strlen(prefix) + strlen(b->name) + 1;
@@ -228,19 +228,13 @@ static fsdp_status list_below(fsdp_module *m, const char *prefix, listing *l)
         l->used += n;
         l->count++;
     }
-    for (int i = 0; i < m->children; i++) {
-        const char *name = m->child[i]->name;
-        int n = snprintf(path, sizeof(path), name[0] != '\0' ? "%s%s." : "%s%s", prefix, name);
-        FSDP_FAIL_IF(n >= (int)sizeof(path), FSDP_ERR_INVALID, "the name of module \"%s\" is longer than %zu characters", path, sizeof(path) - 1);
-        FSDP_TRY(list_below(m->child[i], path, l));
-    }
     return FSDP_OK;
 }
 
 fsdp_status fsdp_module_buffers(fsdp_module *m, const fsdp_module_buffer_info **out, int *count)
 {
     listing l = { 0 };
-    FSDP_TRY(list_below(m, "", &l));
+    FSDP_TRY(fsdpi_module_walk_named(m, "", list_own, &l));
     fsdp_module_buffer_info *info = fsdpi_calloc((size_t)l.count, sizeof(*info));
     char *names = fsdpi_calloc(l.used, 1);
     if (info == NULL || names == NULL) {
@@ -249,7 +243,7 @@ fsdp_status fsdp_module_buffers(fsdp_module *m, const fsdp_module_buffer_info **
         FSDP_FAIL(FSDP_ERR_NOMEM, "no memory to list %d buffers", l.count);
     }
     l = (listing){ .info = info, .names = names };
-    (void)!list_below(m, "", &l); /* the same walk, so it cannot fail */
+    (void)!fsdpi_module_walk_named(m, "", list_own, &l); /* the same walk, so it cannot fail */
     fsdpi_free(m->buffer_list);
     fsdpi_free(m->buffer_names);
     *out = m->buffer_list = info;

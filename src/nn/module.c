@@ -216,21 +216,39 @@ fsdp_status fsdpi_module_walk(fsdp_module *m, fsdpi_visit_fn fn, void *arg)
     return FSDP_OK;
 }
 
-static fsdp_status each_param(fsdp_module *m, const char *prefix, fsdpi_param_fn fn, void *arg)
+fsdp_status fsdpi_module_walk_named(fsdp_module *m, const char *prefix, fsdpi_named_fn fn, void *arg)
 {
     char path[512];
-    for (int i = 0; i < m->params; i++) {
-        int n = snprintf(path, sizeof(path), "%s%s", prefix, m->param_name[i]);
-        FSDP_FAIL_IF(n >= (int)sizeof(path), FSDP_ERR_INVALID, "the name of parameter \"%s\" is longer than %zu characters", path, sizeof(path) - 1);
-        FSDP_TRY(fn(m->param[i], path, arg));
-    }
+    FSDP_TRY(fn(m, prefix, arg));
     for (int i = 0; i < m->children; i++) {
         const char *name = m->child[i]->name;
         int n = snprintf(path, sizeof(path), name[0] != '\0' ? "%s%s." : "%s%s", prefix, name);
         FSDP_FAIL_IF(n >= (int)sizeof(path), FSDP_ERR_INVALID, "the name of module \"%s\" is longer than %zu characters", path, sizeof(path) - 1);
-        FSDP_TRY(each_param(m->child[i], path, fn, arg));
+        FSDP_TRY(fsdpi_module_walk_named(m->child[i], path, fn, arg));
     }
     return FSDP_OK;
+}
+
+typedef struct param_visit {
+    fsdpi_param_fn fn;
+    void *arg;
+} param_visit;
+
+static fsdp_status visit_params(fsdp_module *m, const char *prefix, void *arg)
+{
+    const param_visit *v = arg;
+    char path[512];
+    for (int i = 0; i < m->params; i++) {
+        int n = snprintf(path, sizeof(path), "%s%s", prefix, m->param_name[i]);
+        FSDP_FAIL_IF(n >= (int)sizeof(path), FSDP_ERR_INVALID, "the name of parameter \"%s\" is longer than %zu characters", path, sizeof(path) - 1);
+        FSDP_TRY(v->fn(m->param[i], path, v->arg));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status each_param(fsdp_module *m, const char *prefix, fsdpi_param_fn fn, void *arg)
+{
+    return fsdpi_module_walk_named(m, prefix, visit_params, &(param_visit){ fn, arg });
 }
 
 fsdp_status fsdpi_module_each_place(fsdp_module *m, fsdpi_param_fn fn, void *arg)

@@ -118,6 +118,10 @@ fsdp_status fsdpi_module_units(fsdp_module *m, fsdp_unit_list *out);
 typedef fsdp_status (*fsdpi_visit_fn)(fsdp_module *m, void *arg);
 fsdp_status fsdpi_module_walk(fsdp_module *m, fsdpi_visit_fn fn, void *arg);
 
+/* ... with what comes before names of the module's own: "h.3.mlp.". */
+typedef fsdp_status (*fsdpi_named_fn)(fsdp_module *m, const char *prefix, void *arg);
+fsdp_status fsdpi_module_walk_named(fsdp_module *m, const char *prefix, fsdpi_named_fn fn, void *arg);
+
 /* Calls fn for each parameter below m, once, with the full name from m on of its first place there. fn does not walk. */
 typedef fsdp_status (*fsdpi_param_fn)(fsdpi_parameter *p, const char *name, void *arg);
 fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg);
