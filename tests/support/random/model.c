@@ -1,64 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-#include "support/model.h"
+#include "support/random/model_inside.h"
 
-#include "base/xsum.h"
-
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ALIGN = 16 };
-
-static const char *const call_names[] = {
-#define NAME(e, name) [e] = name,
-    CALL_MAP(NAME)
-#undef NAME
-};
-
-const char *call_text(const call *c, char *text, size_t bytes)
-{
-    snprintf(text, bytes, "%s (unit %d, pass %d, param %d, rank %d, mask %#x, salt %u%s, allocation %d)", call_names[c->kind], c->unit, c->pass, c->param, c->rank,
-             c->mask, (unsigned)c->salt, c->flag ? ", flag" : "", c->nomem);
-    return text;
-}
-
-/* ---- arithmetic ---- */
-
-float model_noise(uint32_t a, uint32_t b, uint32_t c)
-{
-    uint32_t h = a * 0x9e3779b1u ^ b * 0x85ebca77u ^ c * 0xc2b2ae3du;
-    h = (h ^ h >> 15) * 0x2c1b3c6du;
-    h = (h ^ h >> 12) * 0x297a2d39u;
-    return (float)(int32_t)(h ^ h >> 15) * 0x1p-31f;
-}
-
-float model_value(uint32_t salt, int unit, int param, int64_t i)
-{
-    return 0.5f * model_noise(salt, (uint32_t)(unit * MODEL_PARAMS + param), (uint32_t)i);
-}
-
-float model_mix(float number, const float *p, int64_t numel, uint64_t leaf, int param)
-{
-    for (int64_t j = 0; j < numel; j++) number = 0.9f * number + p[j] * model_noise((uint32_t)leaf, (uint32_t)param, (uint32_t)j);
-    return number;
-}
-
-void model_gradient(float *g, bool add, float number, const float *p, int64_t numel, uint64_t leaf, int param, bool poison)
-{
-    for (int64_t j = 0; j < numel; j++) g[j] = (add ? g[j] : 0) + number * model_noise((uint32_t)leaf, (uint32_t)(16 + param), (uint32_t)j) + 0.125f * p[j];
-    if (poison && numel > 0) g[0] = INFINITY;
-}
-
-float model_own_update(float p, const float *g)
-{
-    return g != NULL ? p - 0.01f * *g : p * 0.5f;
-}
-
-float model_grad_scale(const call *c)
-{
-    return c->salt % 2 ? 1.0f / 32 : 0;
-}
 
 /* ---- units ---- */
 
@@ -198,7 +145,7 @@ static bool all_idle(const model *m, unsigned mask)
     return true;
 }
 
-static unsigned optim_units(const model *m)
+unsigned model_optim_units(const model *m)
 {
     unsigned mask = 0;
     for (int u = 0; u < MODEL_UNITS; u++) mask |= (unsigned)(m->unit[u].exists && m->unit[u].in_optim) << u;
@@ -223,7 +170,7 @@ static unsigned registered_units(const model *m)
 /* All that is registered for a load must be there, and nothing else of a kind of which something is registered. */
 static bool saved_fits(const model *m)
 {
-    bool wants_params = registered_units(m) != 0, wants_optim = (registered_units(m) & optim_units(m)) != 0;
+    bool wants_params = registered_units(m) != 0, wants_optim = (registered_units(m) & model_optim_units(m)) != 0;
     for (int u = 0; u < MODEL_UNITS; u++) {
         const model_unit *now = &m->unit[u], *then = &m->saved[u];
         int params = now->exists ? now->params : 0, had = then->exists ? then->params : 0;
@@ -275,7 +222,7 @@ static bool allowed(const model *m, const call *c)
     case CALL_SUMMON_END: return u->summons > 0;
     case CALL_FILL:
     case CALL_FILL_FAILS: return idle(m, c->unit);
-    case CALL_OPTIM_STEP: return all_idle(m, optim_units(m));
+    case CALL_OPTIM_STEP: return all_idle(m, model_optim_units(m));
     case CALL_STEP_BEGIN: return all_idle(m, c->mask);
     case CALL_STEP_WRITE:
     case CALL_STEP_NORM:
@@ -302,221 +249,8 @@ fsdp_status model_expects(const model *m, const call *c)
     if (c->kind == CALL_FILL_FAILS) return model_rank_keeps_any(m, c->unit, c->rank) ? FSDP_ERR_IO : FSDP_OK;
     if (c->kind == CALL_CREATE_DIFFERS) return m->ranks > 1 ? FSDP_ERR_INVALID : FSDP_OK;
     if (c->kind == CALL_LOAD && !saved_fits(m)) return FSDP_ERR_FORMAT;
-    if (c->kind == CALL_OPTIM_STEP && !model_grads_finite(m, optim_units(m))) return FSDP_ERR_NONFINITE;
+    if (c->kind == CALL_OPTIM_STEP && !model_grads_finite(m, model_optim_units(m))) return FSDP_ERR_NONFINITE;
     return FSDP_OK;
-}
-
-/* ---- gradients ---- */
-
-/* Unsent gradients go to the accumulators, in rank order. */
-static void send(const model *m, model_unit *u)
-{
-    for (int k = 0; k < MODEL_ROUNDS; k++) {
-        for (int r = 0; r < m->ranks && u->has_unsent[k]; r++) {
-            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + u->unsent[k][r][j] : u->unsent[k][r][j];
-            u->has[k] = true;
-        }
-        u->has_unsent[k] = false;
-    }
-    u->weights_sent = u->weights;
-}
-
-/* The sum of rounds that there are. */
-static bool add_rounds(const model_unit *u, int rank, float *out)
-{
-    bool any = false;
-    for (int k = 0; k < MODEL_ROUNDS; k++) {
-        const float *x = rank >= 0 ? u->unsent[k][rank] : u->acc[k];
-        if (!(rank >= 0 ? u->has_unsent[k] : u->has[k])) continue;
-        for (int j = 0; j < u->total; j++) out[j] = any ? out[j] + x[j] : x[j];
-        any = true;
-    }
-    return any;
-}
-
-bool model_own(const model *m, int unit, int rank, float out[MODEL_TOTAL])
-{
-    return add_rounds(&m->unit[unit], rank, out);
-}
-
-bool model_reduced(const model *m, int unit, float out[MODEL_TOTAL])
-{
-    return add_rounds(&m->unit[unit], -1, out);
-}
-
-/* As a step has it; false: there is none. */
-static bool final_gradient(const model *m, const model_unit *u, float *out)
-{
-    static _Thread_local model_unit sent;
-    sent = *u;
-    send(m, &sent);
-    return add_rounds(&sent, -1, out);
-}
-
-/* A step adds the rounds up; a reset within it leaves the sum as one round. */
-static void merge(model_unit *u)
-{
-    float sum[MODEL_TOTAL];
-    if (!add_rounds(u, -1, sum)) return;
-    memset(u->has, 0, sizeof(u->has));
-    memcpy(u->acc[0], sum, (size_t)u->total * sizeof(float));
-    u->has[0] = true;
-}
-
-static double squares(const model *m, unsigned units)
-{
-    fsdpi_xsum s = { 0 };
-    for (int k = 0; k < MODEL_UNITS; k++) {
-        const model_unit *u = &m->unit[k];
-        float g[MODEL_TOTAL];
-        if (!(units >> k & 1) || !final_gradient(m, u, g)) continue;
-        for (int i = 0; i < u->params; i++)
-            for (int j = 0; j < u->numel[i] && !u->frozen[i]; j++) fsdpi_xsum_add(&s, (double)g[u->at[i] + j] * (double)g[u->at[i] + j]);
-    }
-    return fsdpi_xsum_round(&s);
-}
-
-bool model_grads_finite(const model *m, unsigned units)
-{
-    return isfinite(squares(m, units));
-}
-
-model_norm model_norm_of(const model *m, unsigned units)
-{
-    uint64_t seen[MODEL_UNITS * MODEL_WEIGHTS];
-    int n = 0;
-    double weight = 0;
-    for (int k = 0; k < MODEL_UNITS; k++)
-        for (int i = 0; (units >> k & 1) && i < m->unit[k].weights; i++) {
-            int s = 0;
-            while (s < n && seen[s] != m->unit[k].weight[i].pass) s++;
-            if (s < n) continue;
-            seen[n++] = m->unit[k].weight[i].pass;
-            weight += m->unit[k].weight[i].weight; /* small integers: exact */
-        }
-    return (model_norm){ sqrt(squares(m, units)), weight };
-}
-
-static void post(model *m, int pass, int unit)
-{
-    model_unit *u = &m->unit[unit];
-    model_use *x = &m->pass[pass].use[unit];
-    for (int r = 0; r < m->ranks; r++)
-        for (int i = 0; i < u->params; i++)
-            for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) x->posted[x->rounds][r][j] = u->touched[i] ? u->window[r][j] : 0;
-    x->rounds++;
-    u->open = false;
-}
-
-static void commit(model *m, int pass, int unit)
-{
-    model_unit *u = &m->unit[unit];
-    model_use *x = &m->pass[pass].use[unit];
-    for (int k = 0; k < x->rounds; k++) {
-        for (int r = 0; r < m->ranks; r++) {
-            float *g = x->posted[k][r];
-            for (int j = 0; j < u->total && u->has_unsent[k]; j++) g[j] = u->unsent[k][r][j] + g[j];
-            if (m->pass[pass].unsynced) {
-                memcpy(u->unsent[k][r], g, sizeof(u->unsent[k][r]));
-                continue;
-            }
-            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + g[j] : g[j];
-            u->has[k] = true;
-        }
-        u->has_unsent[k] = m->pass[pass].unsynced;
-    }
-    u->weight[u->weights].pass = m->pass[pass].serial;
-    u->weight[u->weights++].weight = m->pass[pass].weight;
-    if (!model_has_unsent(m, unit)) u->weights_sent = u->weights;
-    u->owner = -1;
-}
-
-static void drop_gradients(model_unit *u)
-{
-    memset(u->has, 0, sizeof(u->has));
-    memset(u->has_unsent, 0, sizeof(u->has_unsent));
-    u->weights = u->weights_sent = 0;
-}
-
-void model_drop_unsent(model *m, int unit)
-{
-    memset(m->unit[unit].has_unsent, 0, sizeof(m->unit[unit].has_unsent));
-    m->unit[unit].weights = m->unit[unit].weights_sent;
-}
-
-static void write_gradients(model *m, const call *c, int pass)
-{
-    model_unit *u = &m->unit[c->unit];
-    model_pass *p = &m->pass[pass];
-    for (int r = 0; r < m->ranks; r++)
-        for (int i = 0; i < u->params; i++)
-            if ((c->mask >> i & 1) && !u->frozen[i])
-                model_gradient(u->window[r] + u->at[i], u->touched[i], p->number[r], u->p + u->at[i], u->numel[i], p->serial * (uint64_t)m->ranks + (uint64_t)r, i, c->flag);
-    for (int r = 0; r < m->ranks; r++) p->number[r] *= 0.75f;
-    for (int i = 0; i < u->params; i++) u->touched[i] |= c->mask >> i & 1;
-}
-
-static void forward(model *m, const call *c)
-{
-    const model_unit *u = &m->unit[c->unit];
-    model_pass *p = &m->pass[c->pass];
-    for (int r = 0; r < m->ranks; r++) {
-        for (int i = 0; i < u->params; i++) p->number[r] = model_mix(p->number[r], u->p + u->at[i], u->numel[i], p->serial * (uint64_t)m->ranks + (uint64_t)r, i);
-        p->number[r] += 0.25f;
-    }
-}
-
-/* ---- steps ---- */
-
-static void optim_step(model *m, const call *c)
-{
-    unsigned units = optim_units(m);
-    if (units == 0) return;
-    bool finite = model_grads_finite(m, units);
-    model_norm n = model_norm_of(m, units);
-    double scale = (double)model_grad_scale(c), clip = 1;
-    if (scale == 0) scale = n.weight > 0 ? 1 / n.weight : 1;
-    if (c->flag && (double)MODEL_CLIP < n.norm * fabs(scale) + 1e-6) clip = (double)MODEL_CLIP / (n.norm * fabs(scale) + 1e-6);
-    float by = (float)(scale * clip);
-    for (int k = 0; k < MODEL_UNITS; k++) {
-        model_unit *u = &m->unit[k];
-        if (!(units >> k & 1)) continue;
-        float g[MODEL_TOTAL];
-        if (finite && final_gradient(m, u, g)) {
-            for (int i = 0; i < u->params; i++)
-                for (int j = u->at[i]; j < u->at[i] + u->numel[i] && !u->frozen[i]; j++) {
-                    u->v[j] = MODEL_MOMENTUM * u->v[j] + (g[j] * by + MODEL_DECAY * u->p[j]);
-                    u->p[j] -= MODEL_LR * u->v[j];
-                }
-        }
-        drop_gradients(u);
-    }
-}
-
-static void own_step(const model *m, model_unit *u)
-{
-    float g[MODEL_TOTAL];
-    bool has = final_gradient(m, u, g);
-    for (int i = 0; i < u->params; i++)
-        for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) u->p[j] = model_own_update(u->p[j], has && !u->frozen[i] ? &g[j] : NULL);
-    u->step_written = true;
-}
-
-static void step_call(model *m, const call *c)
-{
-    for (int k = 0; k < MODEL_UNITS; k++) {
-        model_unit *u = &m->unit[k];
-        if (!(c->mask >> k & 1)) continue;
-        if (c->kind == CALL_STEP_BEGIN) {
-            u->in_step = true;
-            send(m, u);
-            merge(u);
-        }
-        if (c->kind == CALL_STEP_WRITE) own_step(m, u);
-        if (c->kind != CALL_STEP_END && c->kind != CALL_STEP_CANCEL) continue;
-        u->in_step = u->step_written = false;
-        drop_gradients(u);
-    }
 }
 
 /* ---- values ---- */
@@ -563,8 +297,8 @@ static void end_pass(model *m, int pass)
 {
     for (int k = 0; k < MODEL_UNITS; k++) {
         if (m->unit[k].owner != pass) continue;
-        if (m->unit[k].open) post(m, pass, k);
-        commit(m, pass, k);
+        if (m->unit[k].open) model_post(m, pass, k);
+        model_commit(m, pass, k);
     }
     drop_pass(m, pass);
 }
@@ -578,14 +312,14 @@ static void begin_backward(model *m, const call *c)
         u->open = true;
         u->owner = c->pass;
     }
-    write_gradients(m, c, c->pass);
+    model_write_gradients(m, c, c->pass);
 }
 
 static void end_backward(model *m, const call *c)
 {
     model_use *x = &m->pass[c->pass].use[c->unit];
     x->backward_open = false;
-    if (++x->backwards == x->forwards && x->forward_open == 0 && m->unit[c->unit].open) post(m, c->pass, c->unit);
+    if (++x->backwards == x->forwards && x->forward_open == 0 && m->unit[c->unit].open) model_post(m, c->pass, c->unit);
 }
 
 void model_reset(model *m)
@@ -634,7 +368,7 @@ void model_apply(model *m, const call *c)
     case CALL_FREEZE: u->frozen[c->param] = c->flag; break;
     case CALL_FORWARD_BEGIN:
         p->use[c->unit].forward_open++;
-        forward(m, c);
+        model_forward(m, c);
         break;
     case CALL_FORWARD_END:
         p->use[c->unit].forward_open--;
@@ -642,12 +376,12 @@ void model_apply(model *m, const call *c)
         break;
     case CALL_RECOMPUTE_BEGIN:
         p->use[c->unit].recompute_open++;
-        forward(m, c);
+        model_forward(m, c);
         break;
     case CALL_RECOMPUTE_END: p->use[c->unit].recompute_open--; break;
     case CALL_BACKWARD_BEGIN: begin_backward(m, c); break;
     case CALL_BACKWARD_END: end_backward(m, c); break;
-    case CALL_GRAD: write_gradients(m, c, u->owner); break;
+    case CALL_GRAD: model_write_gradients(m, c, u->owner); break;
     case CALL_SUMMON_READ: u->summons++; break;
     case CALL_SUMMON_WRITE:
         for (int r = 0; u->summons == 0 && r < m->ranks; r++) memcpy(u->summoned[r], u->p, sizeof(u->p));
@@ -662,12 +396,12 @@ void model_apply(model *m, const call *c)
         fill(m, c, values);
         take(m, c->unit, values);
         break;
-    case CALL_OPTIM_STEP: optim_step(m, c); break;
+    case CALL_OPTIM_STEP: model_optim_step(m, c); break;
     case CALL_STEP_BEGIN:
     case CALL_STEP_WRITE:
     case CALL_STEP_END:
-    case CALL_STEP_CANCEL: step_call(m, c); break;
-    case CALL_ZERO_GRAD: drop_gradients(u); break;
+    case CALL_STEP_CANCEL: model_step_call(m, c); break;
+    case CALL_ZERO_GRAD: model_drop_gradients(u); break;
     case CALL_RENEW:
         model_unit_make(u, c->unit, c->salt, m->ranks);
         optim_renew(m, c->mask);

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * What kernels and model both compute, and how much of everything there is. */
+#ifndef FSDP_TESTS_RANDOM_ARITHMETIC_H
+#define FSDP_TESTS_RANDOM_ARITHMETIC_H
+
+#include "support/random/calls.h"
+
+enum { MODEL_UNITS = 5, MODEL_PARAMS = 3, MODEL_TOTAL = 512, MODEL_RANKS = 5, MODEL_PASSES = 3, MODEL_ROUNDS = 4, MODEL_WEIGHTS = 64 };
+
+float model_noise(uint32_t a, uint32_t b, uint32_t c);
+float model_value(uint32_t salt, int unit, int param, int64_t i);
+float model_mix(float number, const float *p, int64_t numel, uint64_t leaf, int param);
+void model_gradient(float *g, bool add, float number, const float *p, int64_t numel, uint64_t leaf, int param, bool poison);
+/* The optimizer of the test: SGD with momentum as fsdp_optim_create_sgd() has it; and one of its own. */
+#define MODEL_LR 0.05f
+#define MODEL_MOMENTUM 0.9f
+#define MODEL_DECAY 0.01f
+#define MODEL_CLIP 0.5f
+float model_own_update(float p, const float *g);
+/* grad_scale of the call: 0, or a number. */
+float model_grad_scale(const call *c);
+
+#endif

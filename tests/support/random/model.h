@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The life of units as a plain program of one process has it: whole vectors, all ranks' leaves in turn, no communication.
+ * It says of each call whether it is allowed and what comes of it, from the words of fsdp/unit.h, not from the tables
+ * and code of src/shard. tests/shard/random_calls_test.c makes the same calls on both. */
+#ifndef FSDP_TESTS_MODEL_H
+#define FSDP_TESTS_MODEL_H
+
+#include "support/random/arithmetic.h"
+
+#include <fsdp/fsdp.h>
+
+typedef struct model_unit {
+    bool exists;
+    fsdp_mode mode;
+    int shards; /* ranks that share a copy */
+    int params;
+    fsdp_param param[MODEL_PARAMS];
+    char name[MODEL_PARAMS][16];
+    int numel[MODEL_PARAMS], at[MODEL_PARAMS], total; /* in the flat parameter */
+    float p[MODEL_TOTAL], v[MODEL_TOTAL];             /* parameters, momentum */
+    bool in_optim;
+
+    bool frozen[MODEL_PARAMS];
+
+    float acc[MODEL_ROUNDS][MODEL_TOTAL]; /* committed gradients */
+    bool has[MODEL_ROUNDS];
+    float unsent[MODEL_ROUNDS][MODEL_RANKS][MODEL_TOTAL]; /* of passes without sync: each rank's own */
+    bool has_unsent[MODEL_ROUNDS];
+    struct {
+        uint64_t pass;
+        double weight;
+    } weight[MODEL_WEIGHTS];
+    int weights, weights_sent; /* of them that are not of passes without sync alone */
+
+    int owner; /* the pass whose gradient is in flight; -1: none */
+    bool open, touched[MODEL_PARAMS];
+    float window[MODEL_RANKS][MODEL_TOTAL];
+
+    int summons;
+    bool writeback;
+    float summoned[MODEL_RANKS][MODEL_TOTAL];
+    bool in_step, step_written;
+    bool unsharded; /* by hand, once: it may be whole still, and need not be */
+} model_unit;
+
+typedef struct model_use {
+    int forward_open, forwards, backwards, recompute_open, rounds;
+    bool backward_open;
+    float posted[MODEL_ROUNDS][MODEL_RANKS][MODEL_TOTAL];
+} model_use;
+
+typedef struct model_pass {
+    bool open, train, lost, unsynced;
+    uint64_t serial;
+    float number[MODEL_RANKS];
+    double weight; /* of all ranks */
+    model_use use[MODEL_UNITS];
+} model_pass;
+
+typedef struct model {
+    int ranks;
+    uint64_t passes_begun;
+    model_unit unit[MODEL_UNITS];
+    model_pass pass[MODEL_PASSES];
+    /* What was saved. */
+    int saves;
+    model_unit saved[MODEL_UNITS];
+} model;
+
+/* What a plain program would have for the step's norm, and for the optimizer's step. */
+typedef struct model_norm {
+    double norm, weight;
+} model_norm;
+
+model *model_create(int ranks);
+void model_destroy(model *m);
+
+/* Makes up a unit from salt; a name is of unit and parameter. Its values are 0. */
+void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks);
+
+/* Whether fsdp/unit.h allows the call now. FSDP_OK, or what it must return on every rank; it then changes nothing. */
+fsdp_status model_expects(const model *m, const call *c);
+/* What the call does, where it returned FSDP_OK (or FSDP_ERR_NONFINITE). */
+void model_apply(model *m, const call *c);
+/* All that a collective reset forgets. */
+void model_reset(model *m);
+/* What it may drop besides: gradients of passes without sync. */
+void model_drop_unsent(model *m, int unit);
+bool model_has_unsent(const model *m, int unit);
+/* What is pending of a unit: a rank's own sums, and the sums of all. false: nothing. */
+bool model_own(const model *m, int unit, int rank, float out[MODEL_TOTAL]);
+bool model_reduced(const model *m, int unit, float out[MODEL_TOTAL]);
+
+int model_open_passes(const model *m);
+int model_open_uses(const model *m, int pass);
+/* Whether somebody holds the unit for sure; whether it is sharded for sure. */
+bool model_is_whole(const model *m, int unit);
+bool model_is_sharded(const model *m, int unit);
+model_norm model_norm_of(const model *m, unsigned units);
+bool model_grads_finite(const model *m, unsigned units);
+unsigned model_in_step(const model *m);
+/* Whether a fill by this rank asks for any element. */
+bool model_rank_keeps_any(const model *m, int unit, int rank);
+
+#endif

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: MIT
+ *
+ * The model's gradients and steps. */
+#include "support/random/model_inside.h"
+
+#include "base/xsum.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- gradients ---- */
+
+/* Unsent gradients go to the accumulators, in rank order. */
+static void send(const model *m, model_unit *u)
+{
+    for (int k = 0; k < MODEL_ROUNDS; k++) {
+        for (int r = 0; r < m->ranks && u->has_unsent[k]; r++) {
+            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + u->unsent[k][r][j] : u->unsent[k][r][j];
+            u->has[k] = true;
+        }
+        u->has_unsent[k] = false;
+    }
+    u->weights_sent = u->weights;
+}
+
+/* The sum of rounds that there are. */
+static bool add_rounds(const model_unit *u, int rank, float *out)
+{
+    bool any = false;
+    for (int k = 0; k < MODEL_ROUNDS; k++) {
+        const float *x = rank >= 0 ? u->unsent[k][rank] : u->acc[k];
+        if (!(rank >= 0 ? u->has_unsent[k] : u->has[k])) continue;
+        for (int j = 0; j < u->total; j++) out[j] = any ? out[j] + x[j] : x[j];
+        any = true;
+    }
+    return any;
+}
+
+bool model_own(const model *m, int unit, int rank, float out[MODEL_TOTAL])
+{
+    return add_rounds(&m->unit[unit], rank, out);
+}
+
+bool model_reduced(const model *m, int unit, float out[MODEL_TOTAL])
+{
+    return add_rounds(&m->unit[unit], -1, out);
+}
+
+/* As a step has it; false: there is none. */
+static bool final_gradient(const model *m, const model_unit *u, float *out)
+{
+    static _Thread_local model_unit sent;
+    sent = *u;
+    send(m, &sent);
+    return add_rounds(&sent, -1, out);
+}
+
+/* A step adds the rounds up; a reset within it leaves the sum as one round. */
+static void merge(model_unit *u)
+{
+    float sum[MODEL_TOTAL];
+    if (!add_rounds(u, -1, sum)) return;
+    memset(u->has, 0, sizeof(u->has));
+    memcpy(u->acc[0], sum, (size_t)u->total * sizeof(float));
+    u->has[0] = true;
+}
+
+static double squares(const model *m, unsigned units)
+{
+    fsdpi_xsum s = { 0 };
+    for (int k = 0; k < MODEL_UNITS; k++) {
+        const model_unit *u = &m->unit[k];
+        float g[MODEL_TOTAL];
+        if (!(units >> k & 1) || !final_gradient(m, u, g)) continue;
+        for (int i = 0; i < u->params; i++)
+            for (int j = 0; j < u->numel[i] && !u->frozen[i]; j++) fsdpi_xsum_add(&s, (double)g[u->at[i] + j] * (double)g[u->at[i] + j]);
+    }
+    return fsdpi_xsum_round(&s);
+}
+
+bool model_grads_finite(const model *m, unsigned units)
+{
+    return isfinite(squares(m, units));
+}
+
+model_norm model_norm_of(const model *m, unsigned units)
+{
+    uint64_t seen[MODEL_UNITS * MODEL_WEIGHTS];
+    int n = 0;
+    double weight = 0;
+    for (int k = 0; k < MODEL_UNITS; k++)
+        for (int i = 0; (units >> k & 1) && i < m->unit[k].weights; i++) {
+            int s = 0;
+            while (s < n && seen[s] != m->unit[k].weight[i].pass) s++;
+            if (s < n) continue;
+            seen[n++] = m->unit[k].weight[i].pass;
+            weight += m->unit[k].weight[i].weight; /* small integers: exact */
+        }
+    return (model_norm){ sqrt(squares(m, units)), weight };
+}
+
+void model_post(model *m, int pass, int unit)
+{
+    model_unit *u = &m->unit[unit];
+    model_use *x = &m->pass[pass].use[unit];
+    for (int r = 0; r < m->ranks; r++)
+        for (int i = 0; i < u->params; i++)
+            for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) x->posted[x->rounds][r][j] = u->touched[i] ? u->window[r][j] : 0;
+    x->rounds++;
+    u->open = false;
+}
+
+void model_commit(model *m, int pass, int unit)
+{
+    model_unit *u = &m->unit[unit];
+    model_use *x = &m->pass[pass].use[unit];
+    for (int k = 0; k < x->rounds; k++) {
+        for (int r = 0; r < m->ranks; r++) {
+            float *g = x->posted[k][r];
+            for (int j = 0; j < u->total && u->has_unsent[k]; j++) g[j] = u->unsent[k][r][j] + g[j];
+            if (m->pass[pass].unsynced) {
+                memcpy(u->unsent[k][r], g, sizeof(u->unsent[k][r]));
+                continue;
+            }
+            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + g[j] : g[j];
+            u->has[k] = true;
+        }
+        u->has_unsent[k] = m->pass[pass].unsynced;
+    }
+    u->weight[u->weights].pass = m->pass[pass].serial;
+    u->weight[u->weights++].weight = m->pass[pass].weight;
+    if (!model_has_unsent(m, unit)) u->weights_sent = u->weights;
+    u->owner = -1;
+}
+
+void model_drop_gradients(model_unit *u)
+{
+    memset(u->has, 0, sizeof(u->has));
+    memset(u->has_unsent, 0, sizeof(u->has_unsent));
+    u->weights = u->weights_sent = 0;
+}
+
+void model_drop_unsent(model *m, int unit)
+{
+    memset(m->unit[unit].has_unsent, 0, sizeof(m->unit[unit].has_unsent));
+    m->unit[unit].weights = m->unit[unit].weights_sent;
+}
+
+void model_write_gradients(model *m, const call *c, int pass)
+{
+    model_unit *u = &m->unit[c->unit];
+    model_pass *p = &m->pass[pass];
+    for (int r = 0; r < m->ranks; r++)
+        for (int i = 0; i < u->params; i++)
+            if ((c->mask >> i & 1) && !u->frozen[i])
+                model_gradient(u->window[r] + u->at[i], u->touched[i], p->number[r], u->p + u->at[i], u->numel[i], p->serial * (uint64_t)m->ranks + (uint64_t)r, i, c->flag);
+    for (int r = 0; r < m->ranks; r++) p->number[r] *= 0.75f;
+    for (int i = 0; i < u->params; i++) u->touched[i] |= c->mask >> i & 1;
+}
+
+void model_forward(model *m, const call *c)
+{
+    const model_unit *u = &m->unit[c->unit];
+    model_pass *p = &m->pass[c->pass];
+    for (int r = 0; r < m->ranks; r++) {
+        for (int i = 0; i < u->params; i++) p->number[r] = model_mix(p->number[r], u->p + u->at[i], u->numel[i], p->serial * (uint64_t)m->ranks + (uint64_t)r, i);
+        p->number[r] += 0.25f;
+    }
+}
+
+/* ---- steps ---- */
+
+void model_optim_step(model *m, const call *c)
+{
+    unsigned units = model_optim_units(m);
+    if (units == 0) return;
+    bool finite = model_grads_finite(m, units);
+    model_norm n = model_norm_of(m, units);
+    double scale = (double)model_grad_scale(c), clip = 1;
+    if (scale == 0) scale = n.weight > 0 ? 1 / n.weight : 1;
+    if (c->flag && (double)MODEL_CLIP < n.norm * fabs(scale) + 1e-6) clip = (double)MODEL_CLIP / (n.norm * fabs(scale) + 1e-6);
+    float by = (float)(scale * clip);
+    for (int k = 0; k < MODEL_UNITS; k++) {
+        model_unit *u = &m->unit[k];
+        if (!(units >> k & 1)) continue;
+        float g[MODEL_TOTAL];
+        if (finite && final_gradient(m, u, g)) {
+            for (int i = 0; i < u->params; i++)
+                for (int j = u->at[i]; j < u->at[i] + u->numel[i] && !u->frozen[i]; j++) {
+                    u->v[j] = MODEL_MOMENTUM * u->v[j] + (g[j] * by + MODEL_DECAY * u->p[j]);
+                    u->p[j] -= MODEL_LR * u->v[j];
+                }
+        }
+        model_drop_gradients(u);
+    }
+}
+
+static void own_step(const model *m, model_unit *u)
+{
+    float g[MODEL_TOTAL];
+    bool has = final_gradient(m, u, g);
+    for (int i = 0; i < u->params; i++)
+        for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) u->p[j] = model_own_update(u->p[j], has && !u->frozen[i] ? &g[j] : NULL);
+    u->step_written = true;
+}
+
+void model_step_call(model *m, const call *c)
+{
+    for (int k = 0; k < MODEL_UNITS; k++) {
+        model_unit *u = &m->unit[k];
+        if (!(c->mask >> k & 1)) continue;
+        if (c->kind == CALL_STEP_BEGIN) {
+            u->in_step = true;
+            send(m, u);
+            merge(u);
+        }
+        if (c->kind == CALL_STEP_WRITE) own_step(m, u);
+        if (c->kind != CALL_STEP_END && c->kind != CALL_STEP_CANCEL) continue;
+        u->in_step = u->step_written = false;
+        model_drop_gradients(u);
+    }
+}
