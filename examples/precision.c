@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT
  *
  * Types below fp32, and slices that are kept elsewhere. The same linear regression as y = W x, with a forward and backward of its
- * own, on units that publish bf16, reduce in bf16, or are kept in the host's memory and used on another device.
+ * own, on units that publish bf16, reduce in bf16, keep sums in bf16, or are kept in the host's memory and used on another device.
  *
  *   ./precision 2
  *
- * Masters and sums of gradients are fp32 in each; so a summon and a checkpoint never see a rounded value. */
+ * Masters are fp32 in each; so a summon and a checkpoint never see a rounded value. */
 #include <fsdp/fsdp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +81,7 @@ static fsdp_status run(fsdp_comm *world, void *arg)
     FSDP_TRY(train(world, "parameters bf16", (fsdp_unit_opts){ .name = "w", .param_dtype = FSDP_BF16 }));
     FSDP_TRY(train(world, "gradients bf16", (fsdp_unit_opts){ .name = "w", .reduce_dtype = FSDP_BF16 }));
     FSDP_TRY(train(world, "both, evaluated exactly", (fsdp_unit_opts){ .name = "w", .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_BF16, .exact_eval = true }));
+    FSDP_TRY(train(world, "sums of gradients bf16", (fsdp_unit_opts){ .name = "w", .grad_dtype = FSDP_BF16 }));
     FSDP_TRY(train(world, "fp32, offloaded to the host", (fsdp_unit_opts){ .name = "w", .compute_device = guard, .storage_device = fsdp_device_cpu() }));
     fsdp_device_close(guard);
     return FSDP_OK;

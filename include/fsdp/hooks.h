@@ -58,11 +58,13 @@ typedef struct fsdp_grad_hooks {
 
 /* Collective; outside of passes and steps. All ranks set the same hooks (that each sets the same kinds is checked). NULL: none.
  * Accumulated gradients stay. A reduce hook wants all pieces at once: where they cannot be read in place (transport copy, a
- * reduce_dtype below fp32) that takes room for them, as much as the whole unit. At most FSDP_REDUCE_RANKS ranks (FSDP_ERR_UNSUPPORTED). */
+ * reduce_dtype below fp32) that takes room for them, as much as the whole unit. With a grad_dtype below fp32 a reduction sees sums
+ * widened, and what it gives is rounded once: that takes room for two fp32 slices. At most FSDP_REDUCE_RANKS ranks (FSDP_ERR_UNSUPPORTED). */
 enum { FSDP_REDUCE_RANKS = 384 };
 FSDP_API fsdp_status fsdp_unit_set_grad_hooks(fsdp_unit *unit, const fsdp_grad_hooks *hooks) FSDP_NODISCARD;
 
-/* The reduction that there is without a hook, to the bit: for hooks that do something before or after it. */
+/* The reduction that there is without a hook, to the bit (but with a grad_dtype below fp32 sums are then not rounded after each leaf,
+ * but after all of a pass): for hooks that do something before or after it. */
 FSDP_API fsdp_status fsdp_reduce_sum(const fsdp_kernel *k, const fsdp_reduction *r, void *arg) FSDP_NODISCARD;
 
 FSDP_END_DECLS

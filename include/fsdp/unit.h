@@ -77,10 +77,12 @@ typedef struct fsdp_unit_opts {
     int reshard_group; /* Mode full: from forward to backward parameters stay spread over groups of so many neighbouring ranks, and the
                           backward gathers from these: more memory than all shards, less than grad-op, and no traffic beyond the
                           group. Must divide the shards. 0: the backward gathers from all. Of no effect where a gather copies nothing. */
-    /* Types: F32, BF16 or F16. Masters, optimizer state and sums of gradients are F32 always.
+    /* Types: F32, BF16 or F16. Masters and optimizer state are F32 always, and so are gradients in a step.
      * param_dtype: what parameters are rounded to before they are gathered; fsdp_unit_param() gives these values as F32.
-     * reduce_dtype: what the gradient of each leaf is rounded to before it goes to the owners, who add in F32. */
-    fsdp_dtype param_dtype, reduce_dtype;
+     * reduce_dtype: what the gradient of each leaf is rounded to before it goes to the owners, who add in F32.
+     * grad_dtype: what sums of gradients are kept in from leaf to leaf: less memory in passes; each sum is rounded after each leaf, so
+     * small leaves are lost beside a large sum. In a step they are F32 again, which takes room then (docs/memory.md). */
+    fsdp_dtype param_dtype, reduce_dtype, grad_dtype;
     bool exact_eval; /* evaluation passes see masters, not rounded parameters; summons always do */
     bool raw_params; /* compute reads param_dtype as it is (fsdp_unit_param_data): no F32 copy is made */
     fsdp_device *storage_device; /* where slices live: masters, gradients, optimizer state. NULL: compute_device. Another (offload):

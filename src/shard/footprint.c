@@ -39,8 +39,8 @@ fsdpi_footprint fsdpi_unit_footprint(const fsdp_unit *u)
     fsdpi_footprint f = {
         .master = copies || u->flat == NULL ? kept : 0,
         .published = narrow && copies ? (size_t)fsdpi_unit_kept(u) * element : 0,
-        .sum = bytes_of(fsdpi_unit_slice(u)),
-        .step = copies && u->replicas.size > 1 ? kept : 0,
+        .sum = fsdpi_unit_sum_bytes(u),
+        .step = (copies && u->replicas.size > 1 ? kept : 0) + (u->grad_dtype != FSDP_F32 ? bytes_of(fsdpi_unit_slice(u)) : 0),
         .block = apart || u->reduce_dtype != FSDP_F32 ? whole : 0,
         .summoned = whole,
         .shared = shared(u),

@@ -12,7 +12,7 @@ typedef struct fsdpi_footprint {
     size_t master;    /* storage, always: its own copy of what it keeps, where that is not in shared memory */
     size_t published; /* storage, always: the same in a type below fp32 */
     size_t sum;       /* storage: an accumulator: one from the first pass on, a second one where a step has several passes */
-    size_t step;      /* storage, while it is in a step, where it has gradients and there are replicas */
+    size_t step;      /* storage, while it is in a step, where it has gradients: those of all replicas; what is stored below fp32, widened */
     size_t gathered;  /* compute, while the unit is whole */
     size_t block;     /* compute, while a backward writes gradients that are sent in another type, or from elsewhere */
     size_t summoned;  /* compute, while it is summoned with writeback */

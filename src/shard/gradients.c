@@ -26,9 +26,23 @@ static fsdp_status read_device(fsdp_unit *u, float *out, const float *from, int6
 
 unsigned fsdp_unit_pending(const fsdp_unit *u, int i)
 {
-    unsigned bits = fsdpi_unsent_any(u) ? FSDP_PENDING_OWN : 0;
-    for (int k = 0; k < u->rounds; k++) bits |= u->acc[k].has ? FSDP_PENDING_REDUCED : 0;
+    unsigned bits = (fsdpi_unsent_any(u) ? FSDP_PENDING_OWN : 0u) | (fsdpi_grad_any(u) ? FSDP_PENDING_REDUCED : 0u);
     return i < 0 || i >= u->layout.count || u->frozen[i] ? 0 : bits;
+}
+
+/* Of a sum. What is below fp32 comes to the end of `out` and is widened from there, in order: it is never written over before it is read. */
+static fsdp_status read_sum(fsdp_unit *u, float *out, const void *sum, int64_t at, int64_t numel)
+{
+    size_t element = fsdp_dtype_bytes(u->grad_dtype);
+    char *in = (char *)(out + numel) - (size_t)numel * element;
+    FSDP_TRY(fsdpi_between_copy(u, in, (const char *)sum + (size_t)at * element, (size_t)numel * element));
+    FSDP_TRY(fsdp_stream_sync(fsdpi_between(u, false)));
+    for (int64_t j = 0; u->grad_dtype != FSDP_F32 && j < numel; j++) {
+        uint16_t x;
+        memcpy(&x, in + (size_t)j * element, sizeof(x));
+        out[j] = u->grad_dtype == FSDP_BF16 ? fsdp_bf16_to_f32(x) : fsdp_f16_to_f32(x);
+    }
+    return FSDP_OK;
 }
 
 /* Rounds are added as a step adds them: each whole, one after another. */
@@ -40,7 +54,7 @@ static fsdp_status add_rounds(fsdp_unit *u, const fsdpi_accumulator *a, int roun
     for (int k = 0; k < rounds && st == FSDP_OK; k++) {
         if (!a[k].has) continue;
         if (any && more == NULL) FSDPI_NEW(more, numel);
-        st = read_device(u, any ? more : out, a[k].now + at, numel);
+        st = read_sum(u, any ? more : out, a[k].now, at, numel);
         for (int64_t j = 0; any && st == FSDP_OK && j < numel; j++) out[j] += more[j];
         any = true;
     }

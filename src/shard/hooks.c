@@ -88,11 +88,17 @@ fsdp_status fsdpi_hooks_post(fsdp_unit *u, float *grad)
     return fsdp_stream_launch(u->ctx->compute, k_post, &a, sizeof(a));
 }
 
-fsdp_status fsdpi_hooks_reduce(fsdp_unit *u, fsdpi_window *window, uint32_t use, float *out, const float *base)
+fsdp_status fsdpi_hooks_reduce(fsdp_unit *u, fsdpi_window *window, uint32_t use, void *out, const void *base)
 {
     const fsdpi_hooks *h = u->hooks;
     const fsdpi_transport_ops *t = u->rt->comm->transport;
     int64_t numel = fsdpi_unit_slice(u);
+    void *sum = out;
+    if (h->sums != NULL) {
+        if (base != NULL) FSDP_TRY(fsdpi_launch_widen(u->store->comm, h->sums, base, u->grad_dtype, numel));
+        base = base != NULL ? h->sums : NULL;
+        out = h->sums + numel;
+    }
     reduce_args a = { .fn = h->fn.reduce, .arg = h->fn.arg, .comm = u->rt->comm, .out = out, .base = base, .numel = numel, .part = h->own, .count = h->own_count, .ranks = u->rt->comm->size };
     size_t element = fsdp_dtype_bytes(u->reduce_dtype), lo = (size_t)u->lo * element, hi = (size_t)u->hi * element;
     for (int r = 0; r < a.ranks; r++) {
@@ -106,7 +112,8 @@ fsdp_status fsdpi_hooks_reduce(fsdp_unit *u, fsdpi_window *window, uint32_t use,
         }
         a.piece[r] = p;
     }
-    return fsdp_stream_launch(u->store->comm, k_reduce, &a, sizeof(a));
+    FSDP_TRY(fsdp_stream_launch(u->store->comm, k_reduce, &a, sizeof(a)));
+    return h->sums != NULL ? fsdpi_launch_narrow(u->store->comm, sum, u->grad_dtype, out, numel) : FSDP_OK;
 }
 
 /* ---- setting them ---- */
@@ -136,6 +143,22 @@ fsdp_status fsdpi_hooks_find_parts(fsdp_unit *u)
     return FSDP_OK;
 }
 
+/* What a reduce hook reads and writes that is not there as fp32. */
+static fsdp_status make_room(fsdpi_hooks *h, const fsdp_unit *u)
+{
+    size_t slice = (size_t)fsdpi_unit_slice(u) * sizeof(float);
+    void *p;
+    if (slice > 0 && (!u->rt->comm->transport->zero_copy || u->reduce_dtype != FSDP_F32)) {
+        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)u->rt->comm->size * slice, &p));
+        h->pieces = p;
+    }
+    if (slice > 0 && u->grad_dtype != FSDP_F32) {
+        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, 2 * slice, &p));
+        h->sums = p;
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status make_hooks(fsdpi_hooks **out, fsdp_unit *u, const fsdp_grad_hooks *fn)
 {
     size_t n = (size_t)u->layout.count;
@@ -148,18 +171,14 @@ static fsdp_status make_hooks(fsdpi_hooks **out, fsdp_unit *u, const fsdp_grad_h
     h->segment = fsdpi_calloc(n, sizeof(*h->segment));
     FSDP_FAIL_IF(h->whole == NULL || h->own == NULL || h->segment == NULL, FSDP_ERR_NOMEM, "unit \"%s\": no memory for its hooks", u->name);
     find_parts(u, h);
-    bool in_place = u->rt->comm->transport->zero_copy && u->reduce_dtype == FSDP_F32;
-    if (fn->reduce == NULL || in_place || fsdpi_unit_slice(u) == 0) return FSDP_OK;
-    void *p;
-    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)u->rt->comm->size * (size_t)fsdpi_unit_slice(u) * sizeof(float), &p));
-    h->pieces = p;
-    return FSDP_OK;
+    return fn->reduce != NULL ? make_room(h, u) : FSDP_OK;
 }
 
 static void free_hooks(fsdp_unit *u, fsdpi_hooks *h)
 {
     if (h == NULL) return;
     fsdpi_arena_free(u->store->arena, h->pieces);
+    fsdpi_arena_free(u->store->arena, h->sums);
     fsdpi_free(h->whole);
     fsdpi_free(h->own);
     fsdpi_free(h->segment);

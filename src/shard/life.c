@@ -47,9 +47,7 @@ unsigned fsdpi_event_conditions(fsdpi_event ev)
 
 bool fsdpi_unit_has_gradients(const fsdp_unit *u)
 {
-    for (int k = 0; k < u->rounds; k++)
-        if (u->acc[k].has) return true;
-    return fsdpi_unsent_any(u);
+    return fsdpi_grad_any(u) || fsdpi_unsent_any(u);
 }
 
 const char *fsdp_unit_state(const fsdp_unit *unit)
@@ -206,6 +204,6 @@ void fsdpi_unit_dump(const fsdp_unit *u)
             u->version, (void *)u->whole, u->whole_version, u->holders, u->summons, (void *)u->window, (void *)u->master,
             u->published == NULL ? " (published)" : "");
     for (int k = 0; k < u->rounds; k++)
-        fprintf(stderr, "  accumulator %d: now %p%s, next %p%s\n", k, (void *)u->acc[k].now, u->acc[k].has ? " (has)" : "",
-                (void *)u->acc[k].next, u->acc[k].pending ? " (pending)" : "");
+        fprintf(stderr, "  accumulator %d: now %p%s, next %p%s\n", k, u->acc[k].now, u->acc[k].has ? " (has)" : "",
+                u->acc[k].next, u->acc[k].pending ? " (pending)" : "");
 }

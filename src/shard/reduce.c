@@ -12,75 +12,12 @@
 #include "shard/unit.h"
 
 #include "base/alloc.h"
-#include "base/clock.h"
-#include "base/convert.h"
 #include "base/error.h"
 #include "shard/hooks.h"
-#include "shard/kernels.h"
 #include "shard/pass.h"
+#include "shard/sum.h"
 
 #include <string.h>
-
-typedef struct sum_args {
-    fsdp_comm *comm;
-    float *out;
-    const float *base;
-    const void *x[FSDPI_SUM_MOST];
-    fsdp_dtype dtype; /* of x */
-    int n;
-    int64_t numel;
-} sum_args;
-
-enum { SUM_PIECE = 1 << 16, WIDEN_PIECE = 1024 };
-
-typedef struct sum_job {
-    fsdpi_isa isa;
-    const fsdpi_shard_kernels *kernels;
-    sum_args a; /* addresses usable here */
-} sum_job;
-
-/* The same sums of terms that are widened, a little at a time, on the way. */
-static void sum_narrow(const sum_job *j, int64_t from, int64_t numel)
-{
-    float wide[FSDPI_SUM_MOST][WIDEN_PIECE];
-    const float *x[FSDPI_SUM_MOST];
-    for (int64_t at = from; at < from + numel; at += WIDEN_PIECE) {
-        int64_t n = from + numel - at < WIDEN_PIECE ? from + numel - at : WIDEN_PIECE;
-        for (int k = 0; k < j->a.n; k++) {
-            fsdpi_convert_to_f32(j->isa, j->a.dtype, wide[k], (const char *)j->a.x[k] + (size_t)at * fsdp_dtype_bytes(j->a.dtype), (size_t)n);
-            x[k] = wide[k];
-        }
-        j->kernels->sum(j->a.out + at, j->a.base != NULL ? j->a.base + at : NULL, x, j->a.n, (size_t)n, false);
-    }
-}
-
-static void sum_piece(void *arg, int64_t i, int worker)
-{
-    (void)worker;
-    const sum_job *j = arg;
-    int64_t at = i * SUM_PIECE, n = j->a.numel - at < SUM_PIECE ? j->a.numel - at : SUM_PIECE;
-    if (j->a.dtype != FSDP_F32) {
-        sum_narrow(j, at, n);
-        return;
-    }
-    const float *x[FSDPI_SUM_MOST];
-    for (int k = 0; k < j->a.n; k++) x[k] = (const float *)j->a.x[k] + at;
-    /* Sums are not read again before the step: large slices need not push out what is in the cache. */
-    j->kernels->sum(j->a.out + at, j->a.base != NULL ? j->a.base + at : NULL, x, j->a.n, (size_t)n, j->a.numel >= SUM_PIECE);
-}
-
-static fsdp_status k_sum(const fsdp_kernel *k, const void *args)
-{
-    sum_job j = { .isa = k->isa, .kernels = fsdpi_shard_kernels_get(k->isa), .a = *(const sum_args *)args };
-    int64_t start = fsdpi_now_ns();
-    j.a.out = fsdp_kernel_ptr(k, j.a.out);
-    j.a.base = fsdp_kernel_ptr(k, j.a.base);
-    for (int i = 0; i < j.a.n; i++) j.a.x[i] = fsdp_kernel_ptr(k, j.a.x[i]);
-    fsdpi_kernel_parallel(k, (j.a.numel + SUM_PIECE - 1) / SUM_PIECE, sum_piece, &j);
-    if (j.a.comm != NULL)
-        __atomic_fetch_add(&j.a.comm->stats.reduce_ns, (uint64_t)(fsdpi_now_ns() - start), __ATOMIC_RELAXED);
-    return FSDP_OK;
-}
 
 /* ---- the window of this rank ---- */
 
@@ -189,34 +126,28 @@ static fsdp_status accumulator(fsdp_unit *u, int round, fsdpi_accumulator **out)
     }
     if (a->next == NULL) {
         void *p;
-        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &p));
+        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, fsdpi_unit_sum_bytes(u), &p));
         a->next = p;
     }
     *out = a;
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_sum_launch(fsdp_unit *u, fsdp_stream *s, float *out, const float *base, const float *x, int64_t numel)
-{
-    return fsdp_stream_launch(s, k_sum, &(sum_args){ .comm = u->rt->comm, .out = out, .base = base, .x = { x }, .n = 1, .numel = numel }, sizeof(sum_args));
-}
-
-/* Over the parts of the slice that have gradients. out, base: accumulators; x: from the first such element on, in `dtype`. */
-static fsdp_status launch_sum(fsdp_unit *u, float *out, const float *base, const void *const *x, fsdp_dtype dtype, int n)
+/* Over the parts of the slice that have gradients. out, base: of a slice, in `dtype`; x: from the first such element on, in x_dtype. */
+static fsdp_status launch_sum(fsdp_unit *u, void *out, const void *base, fsdp_dtype dtype, const void *const *x, fsdp_dtype x_dtype, int n)
 {
     for (int r = 0; r < u->live_count; r++) {
         const fsdpi_range *g = &u->live[r];
-        int64_t at = g->from - u->lo;
-        size_t in = (size_t)(g->from - u->live[0].from) * fsdp_dtype_bytes(dtype);
-        sum_args a = { .comm = u->rt->comm, .out = out + at, .base = base != NULL ? base + at : NULL, .dtype = dtype, .n = n, .numel = g->to - g->from };
-        for (int k = 0; k < n; k++) a.x[k] = (const char *)x[k] + in;
-        FSDP_TRY(fsdp_stream_launch(u->store->comm, k_sum, &a, sizeof(a)));
+        size_t at = (size_t)(g->from - u->lo) * fsdp_dtype_bytes(dtype), in = (size_t)(g->from - u->live[0].from) * fsdp_dtype_bytes(x_dtype);
+        fsdpi_sum sum = { .comm = u->rt->comm, .out = (char *)out + at, .base = base != NULL ? (const char *)base + at : NULL, .dtype = dtype, .x_dtype = x_dtype, .n = n, .numel = g->to - g->from };
+        for (int k = 0; k < n; k++) sum.x[k] = (const char *)x[k] + in;
+        FSDP_TRY(fsdpi_sum_launch(u->store->comm, &sum));
     }
     return FSDP_OK;
 }
 
 /* acc (+)= slices of all ranks' windows, in rank order. Where all windows can be read at once, several in one go. */
-static fsdp_status sum_windows(const fsdpi_pooled *o, float *out, const float *base)
+static fsdp_status sum_windows(const fsdpi_pooled *o, void *out, const void *base)
 {
     fsdp_unit *u = o->unit;
     const fsdpi_transport_ops *t = u->rt->comm->transport;
@@ -228,7 +159,7 @@ static fsdp_status sum_windows(const fsdpi_pooled *o, float *out, const float *b
         FSDP_TRY(t->window_peer(o->window, o->uses, r, lo, hi, u->name, u->store->comm, &p));
         x[n++] = p;
         if (n < most && r < u->rt->comm->size - 1) continue;
-        FSDP_TRY(launch_sum(u, out, base, x, u->reduce_dtype, n));
+        FSDP_TRY(launch_sum(u, out, base, u->grad_dtype, x, u->reduce_dtype, n));
         base = out;
         n = 0;
     }
@@ -241,7 +172,7 @@ static fsdp_status add_windows(const fsdpi_pooled *o)
     fsdp_comm *comm = u->rt->comm;
     fsdpi_accumulator *a;
     FSDP_TRY(accumulator(u, o->round, &a));
-    const float *base = a->has ? a->now : NULL;
+    const void *base = a->has ? a->now : NULL;
     if (fsdpi_hooks_have_reduce(u)) FSDP_TRY(fsdpi_hooks_reduce(u, o->window, o->uses, a->next, base));
     else FSDP_TRY(sum_windows(o, a->next, base));
     size_t read = (size_t)(u->live[u->live_count - 1].to - u->live[0].from) * fsdp_dtype_bytes(u->reduce_dtype);
@@ -335,7 +266,7 @@ void fsdpi_grad_commit(fsdp_unit *u)
     for (int k = 0; k < u->rounds; k++) {
         fsdpi_accumulator *a = &u->acc[k];
         if (!a->pending) continue;
-        float *old = a->now;
+        void *old = a->now;
         a->now = a->next;
         a->next = old;
         a->has = true;
@@ -355,16 +286,29 @@ void fsdpi_grad_discard(fsdp_unit *u)
     u->pass = NULL;
 }
 
+bool fsdpi_grad_any(const fsdp_unit *u)
+{
+    for (int k = 0; k < u->rounds; k++)
+        if (u->acc[k].has) return true;
+    return false;
+}
+
+/* A slice of an accumulator from its first element with a gradient on, as launch_sum() takes it. */
+static const void *live_part(const fsdp_unit *u, const void *sum)
+{
+    return (const char *)sum + (size_t)(u->live[0].from - u->lo) * fsdp_dtype_bytes(u->grad_dtype);
+}
+
 fsdp_status fsdpi_grad_final(fsdp_unit *u)
 {
     for (int k = 1; k < u->rounds; k++) {
         fsdpi_accumulator *a = &u->acc[0], *b = &u->acc[k];
         if (!b->has) continue;
         if (a->has && u->live_count > 0) {
-            const void *x = b->now + (u->live[0].from - u->lo);
-            FSDP_TRY(launch_sum(u, a->now, a->now, &x, FSDP_F32, 1));
+            const void *x = live_part(u, b->now);
+            FSDP_TRY(launch_sum(u, a->now, a->now, u->grad_dtype, &x, u->grad_dtype, 1));
         } else if (!a->has) {
-            float *t = a->now;
+            void *t = a->now;
             a->now = b->now;
             b->now = t;
             a->has = true;
@@ -376,14 +320,15 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u)
 
 fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out)
 {
-    const float *base = NULL;
-    size_t bytes = (size_t)fsdpi_unit_slice(u) * sizeof(float);
-    for (int k = 0; k < u->rounds && bytes > 0; k++) {
+    bool any = false;
+    int64_t numel = fsdpi_unit_slice(u);
+    for (int k = 0; k < u->rounds && numel > 0; k++) {
         if (!u->acc[k].has || u->live_count == 0) continue;
-        const void *x = u->acc[k].now + (u->live[0].from - u->lo);
-        if (base == NULL) FSDP_TRY(fsdp_stream_copy(u->store->comm, out, u->acc[k].now, bytes));
-        else FSDP_TRY(launch_sum(u, out, out, &x, FSDP_F32, 1));
-        base = out;
+        const void *x = live_part(u, u->acc[k].now);
+        if (any) FSDP_TRY(launch_sum(u, out, out, FSDP_F32, &x, u->grad_dtype, 1));
+        else if (u->grad_dtype == FSDP_F32) FSDP_TRY(fsdp_stream_copy(u->store->comm, out, u->acc[k].now, fsdpi_unit_sum_bytes(u)));
+        else FSDP_TRY(fsdpi_launch_widen(u->store->comm, out, u->acc[k].now, u->grad_dtype, numel));
+        any = true;
     }
     return FSDP_OK;
 }

@@ -11,9 +11,15 @@ static void leave_step(fsdp_unit *u)
 {
     fsdpi_unit_opened(u, "steps", 0, -u->in_step);
     u->in_step = false;
+    fsdpi_step_drop(u);
+}
+
+void fsdpi_step_drop(fsdp_unit *u)
+{
     u->step_grad = NULL;
+    fsdpi_arena_free(u->store->arena, u->step_sum);
     fsdpi_arena_free(u->store->arena, u->step_gathered);
-    u->step_gathered = NULL;
+    u->step_sum = u->step_gathered = NULL;
 }
 
 static void drop_gradients(fsdp_unit *u)
@@ -25,13 +31,30 @@ static void drop_gradients(fsdp_unit *u)
     u->weights = u->weights_sent = 0;
 }
 
+/* What this rank has reduced, in fp32; NULL: it has no gradients. */
+static const float *reduced(const fsdp_unit *u)
+{
+    return u->grad_dtype != FSDP_F32 ? u->step_sum : u->acc[0].has ? u->acc[0].now : NULL;
+}
+
+static fsdp_status sum_up(fsdp_unit *u)
+{
+    if (u->grad_dtype == FSDP_F32 || !fsdpi_grad_any(u)) return fsdpi_grad_final(u);
+    void *sum;
+    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &sum));
+    u->step_sum = sum;
+    FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute)); /* which may still use what lay there */
+    FSDP_TRY(fsdpi_grad_sum_into(u, sum));
+    return fsdpi_stream_wait_stream(u->store->compute, u->store->comm);
+}
+
 /* Replicas: what each of them has reduced, for all of their optimizers. */
 static fsdp_status publish_gradients(fsdp_unit *u)
 {
     void *all = NULL;
     if (!u->rt->comm->transport->zero_copy) FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &all));
     u->step_gathered = all;
-    return u->rt->comm->transport->flat_publish(u->replica_flat, ++u->replica_version, u->acc[0].now, u->store->comm);
+    return u->rt->comm->transport->flat_publish(u->replica_flat, ++u->replica_version, reduced(u), u->store->comm);
 }
 
 static fsdp_status gather_gradients(fsdp_unit *u)
@@ -45,13 +68,13 @@ static fsdp_status gather_gradients(fsdp_unit *u)
 
 static bool shares_gradients(const fsdp_unit *u)
 {
-    return u->replica_flat != NULL && u->acc[0].has;
+    return u->replica_flat != NULL && reduced(u) != NULL;
 }
 
 static fsdp_status begin_all(fsdp_unit_list units)
 {
     FSDP_TRY(fsdpi_unsent_post(units));
-    for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_grad_final(units.units[i]));
+    for (int i = 0; i < units.count; i++) FSDP_TRY(sum_up(units.units[i]));
     /* First all are done, then the owners wait; first all are published, then ranks gather: so nobody waits for a rank that waits
      * for another unit, whatever the order of units of several communicators. */
     for (int i = 0; i < units.count; i++) FSDP_TRY(fsdpi_unit_done(units.units[i]));
@@ -59,7 +82,7 @@ static fsdp_status begin_all(fsdp_unit_list units)
         fsdp_unit *u = units.units[i];
         FSDP_TRY(fsdpi_unit_open(u));
         if (shares_gradients(u)) FSDP_TRY(publish_gradients(u));
-        else u->step_grad = u->acc[0].has ? u->acc[0].now : NULL;
+        else u->step_grad = reduced(u);
     }
     for (int i = 0; i < units.count; i++)
         if (shares_gradients(units.units[i])) FSDP_TRY(gather_gradients(units.units[i]));

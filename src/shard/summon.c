@@ -22,13 +22,6 @@ static size_t whole_bytes(const fsdp_unit *u)
     return (size_t)u->layout.total * sizeof(float);
 }
 
-static bool has_gradients(const fsdp_unit *u)
-{
-    for (int k = 0; k < u->rounds; k++)
-        if (u->acc[k].has) return true;
-    return false;
-}
-
 static fsdp_status new_copy(fsdp_unit *u, float **out)
 {
     void *p;
@@ -92,7 +85,7 @@ static fsdp_status take_params(fsdp_unit *u)
         st = new_copy(u, &u->summoned);
         if (st == FSDP_OK) st = fsdp_stream_copy(u->ctx->compute, u->summoned, u->whole, whole_bytes(u));
     }
-    if (st == FSDP_OK && u->summon.grads && has_gradients(u)) st = new_copy(u, &u->summoned_grad);
+    if (st == FSDP_OK && u->summon.grads && fsdpi_grad_any(u)) st = new_copy(u, &u->summoned_grad);
     if (u->summon.host && st == FSDP_OK) st = fsdp_stream_sync(u->ctx->compute);
     if (st == FSDP_OK && holds(u)) return FSDP_OK;
     u->checked_residency = u->residency; /* whole, and given up again, in one call */
@@ -104,7 +97,7 @@ static fsdp_status take_params(fsdp_unit *u)
 static fsdp_status take_grads(fsdp_unit *u)
 {
     fsdpi_spread s;
-    if (!u->summon.grads || !has_gradients(u)) return FSDP_OK;
+    if (!u->summon.grads || !fsdpi_grad_any(u)) return FSDP_OK;
     FSDP_TRY(fsdpi_spread_open(&s, u));
     FSDP_TRY(fsdpi_grad_sum_into(u, s.buffer + u->lo));
     FSDP_TRY(fsdpi_spread_post(&s, true));
@@ -206,12 +199,29 @@ static fsdp_status write_params(fsdp_unit *u)
     return fsdpi_unit_unify(u);
 }
 
+/* This rank's slice of them, as they were written. */
+static fsdp_status take_written_grads(fsdp_unit *u, float *out)
+{
+    if (u->summon.rank0_only) return send_from_0(u, u->summoned_grad, u->lo, u->hi, out);
+    return fsdpi_between_copy(u, out, u->summoned_grad + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float));
+}
+
+static fsdp_status write_rounded(fsdp_unit *u)
+{
+    void *wide;
+    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &wide));
+    fsdp_status st = take_written_grads(u, wide);
+    if (st == FSDP_OK) st = fsdpi_launch_narrow(u->store->compute, u->acc[0].now, u->grad_dtype, wide, fsdpi_unit_slice(u));
+    fsdpi_arena_free(u->store->arena, wide);
+    return st == FSDP_OK ? fsdpi_stream_wait_stream(u->store->comm, u->store->compute) : fsdp_error_through(st, __func__, __FILE__, __LINE__);
+}
+
 static fsdp_status write_grads(fsdp_unit *u)
 {
-    if (!u->summon.grads || !has_gradients(u)) return FSDP_OK;
+    if (!u->summon.grads || !fsdpi_grad_any(u)) return FSDP_OK;
     FSDP_TRY(fsdpi_grad_final(u)); /* into one accumulator, which is then written over */
-    if (u->summon.rank0_only) FSDP_TRY(send_from_0(u, u->summoned_grad, u->lo, u->hi, u->acc[0].now));
-    else FSDP_TRY(fsdpi_between_copy(u, u->acc[0].now, u->summoned_grad + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float)));
+    if (u->grad_dtype != FSDP_F32) return write_rounded(u);
+    FSDP_TRY(take_written_grads(u, u->acc[0].now));
     return fsdpi_stream_wait_stream(u->store->comm, u->store->compute);
 }
 
@@ -222,7 +232,7 @@ static fsdp_status write_back(fsdp_unit *u)
     FSDP_TRY(fsdpi_unit_open(u));
     if (u->summon.rank0_only) FSDP_TRY(fsdpi_comm_tell(u->rt->comm, FSDPI_OP_SUMMON_END, u->name, NULL, 0));
     else FSDP_TRY(compare_written(u, u->summoned, NULL));
-    if (!u->summon.rank0_only && u->summon.grads && has_gradients(u)) FSDP_TRY(compare_written(u, u->summoned_grad, "the gradient of parameter"));
+    if (!u->summon.rank0_only && u->summon.grads && fsdpi_grad_any(u)) FSDP_TRY(compare_written(u, u->summoned_grad, "the gradient of parameter"));
     FSDP_TRY(write_params(u));
     FSDP_TRY(write_grads(u));
     FSDP_TRY(fsdpi_unit_publish(u));

@@ -43,9 +43,9 @@ static bool is_float(fsdp_dtype t)
 
 static fsdp_status check_dtypes(const fsdp_unit_opts *o)
 {
-    FSDP_FAIL_IF(!is_float(o->param_dtype) || !is_float(o->reduce_dtype), FSDP_ERR_INVALID,
-                 "unit \"%s\": param_dtype %s, reduce_dtype %s: each must be F32, BF16 or F16", o->name, fsdp_dtype_name(o->param_dtype),
-                 fsdp_dtype_name(o->reduce_dtype));
+    FSDP_FAIL_IF(!is_float(o->param_dtype) || !is_float(o->reduce_dtype) || !is_float(o->grad_dtype), FSDP_ERR_INVALID,
+                 "unit \"%s\": param_dtype %s, reduce_dtype %s, grad_dtype %s: each must be F32, BF16 or F16", o->name, fsdp_dtype_name(o->param_dtype),
+                 fsdp_dtype_name(o->reduce_dtype), fsdp_dtype_name(o->grad_dtype));
     FSDP_FAIL_IF(o->param_dtype == FSDP_F32 && (o->exact_eval || o->raw_params), FSDP_ERR_INVALID,
                  "unit \"%s\": %s is about a param_dtype below F32: leave it out", o->name, o->exact_eval ? "exact_eval" : "raw_params");
     return FSDP_OK;
@@ -148,6 +148,7 @@ static fsdp_status create_local(fsdp_unit *u, const fsdp_param *params, int coun
     u->mode = o->mode;
     u->param_dtype = o->param_dtype;
     u->reduce_dtype = o->reduce_dtype;
+    u->grad_dtype = o->grad_dtype;
     u->exact_eval = o->exact_eval;
     u->raw = o->raw_params;
     u->whole_exact = o->param_dtype == FSDP_F32;
@@ -202,7 +203,7 @@ typedef struct passport {
     uint64_t params; /* a hash of their names and shapes */
     int count, shards, reshard_group;
     fsdp_mode mode;
-    fsdp_dtype param_dtype, reduce_dtype;
+    fsdp_dtype param_dtype, reduce_dtype, grad_dtype;
     bool exact_eval, raw;
 } passport;
 
@@ -218,7 +219,7 @@ enum { PARAM_TEXT = 80 + FSDP_MAX_DIMS * 21 + 8 };
 
 static passport passport_of(const fsdp_unit *u)
 {
-    passport mine = { .count = u->layout.count, .mode = u->mode, .shards = u->shards.size, .reshard_group = u->near_group.size, .param_dtype = u->param_dtype, .reduce_dtype = u->reduce_dtype,
+    passport mine = { .count = u->layout.count, .mode = u->mode, .shards = u->shards.size, .reshard_group = u->near_group.size, .param_dtype = u->param_dtype, .reduce_dtype = u->reduce_dtype, .grad_dtype = u->grad_dtype,
                       .exact_eval = u->exact_eval, .raw = u->raw };
     for (int i = 0; i < u->layout.count; i++) {
         const fsdp_param *p = &u->layout.param[i];
@@ -263,6 +264,8 @@ static fsdp_status compare_units(const fsdp_unit *u)
         FSDP_FAIL_IF(other.param_dtype != first.param_dtype || other.reduce_dtype != first.reduce_dtype, FSDP_ERR_INVALID,
                      "unit \"%s\": parameters %s and reductions %s on rank %d, %s and %s on rank %d", u->name, fsdp_dtype_name(first.param_dtype),
                      fsdp_dtype_name(first.reduce_dtype), a, fsdp_dtype_name(other.param_dtype), fsdp_dtype_name(other.reduce_dtype), b);
+        FSDP_FAIL_IF(other.grad_dtype != first.grad_dtype, FSDP_ERR_INVALID, "unit \"%s\": sums of gradients are %s on rank %d and %s on rank %d", u->name,
+                     fsdp_dtype_name(first.grad_dtype), a, fsdp_dtype_name(other.grad_dtype), b);
         FSDP_FAIL_IF(other.reshard_group != first.reshard_group, FSDP_ERR_INVALID, "unit \"%s\": reshard_group is %d on rank %d and %d on rank %d", u->name,
                      first.reshard_group, a, other.reshard_group, b);
         FSDP_FAIL_IF(other.exact_eval != first.exact_eval || other.raw != first.raw, FSDP_ERR_INVALID,
@@ -322,7 +325,6 @@ void fsdpi_unit_rest(fsdp_unit *u)
     u->summons = 0;
     u->holders = 0;
     u->in_step = false;
-    u->step_grad = NULL;
     u->window = NULL;
     u->pass = NULL;
     fsdpi_unit_move_gradient(u, FSDPI_GRAD_NONE);
@@ -330,8 +332,7 @@ void fsdpi_unit_rest(fsdp_unit *u)
     fsdpi_unsent_discard(u);
     fsdpi_summon_drop(u);
     u->pinned = false;
-    fsdpi_arena_free(u->store->arena, u->step_gathered);
-    u->step_gathered = NULL;
+    fsdpi_step_drop(u);
     if (u->flat != NULL) (void)!fsdpi_unit_reshard(u);
     else if (u->residency == FSDPI_WHOLE) fsdpi_unit_move(u, FSDPI_KEPT);
 }

@@ -24,7 +24,7 @@
 
 /* Sums of leaves, with a way back: a pass adds into `next` and only its end makes that `now`. */
 typedef struct fsdpi_accumulator {
-    float *now, *next;  /* arena blocks of a slice's size; NULL until needed */
+    void *now, *next;   /* arena blocks of a slice's size, of grad_dtype; NULL until needed */
     bool has;           /* `now` holds committed gradients */
     bool pending;       /* `next` holds them plus those of the open pass */
 } fsdpi_accumulator;
@@ -57,7 +57,7 @@ struct fsdp_unit {
     void *published;      /* param_dtype below fp32: this rank's slice of it */
     uint32_t version;
     bool said_done;       /* with this version */
-    fsdp_dtype param_dtype, reduce_dtype;
+    fsdp_dtype param_dtype, reduce_dtype, grad_dtype;
     bool exact_eval, raw; /* raw: compute reads param_dtype */
     fsdpi_flat *exact;    /* param_dtype below fp32: the masters, among shards, for summons and exact evaluations */
     uint32_t exact_version, exact_of; /* of the latter; the version of parameters that it has */
@@ -117,6 +117,7 @@ struct fsdp_unit {
     bool in_step;
     bool averaged; /* its average is in its masters' place (optim/average.c) */
     const float *step_grad; /* of the first element that this rank keeps; NULL: no gradients */
+    float *step_sum;        /* a grad_dtype below fp32: what this rank has reduced, widened: arena block */
     float *step_gathered;   /* replicas, transports that copy: arena block */
     fsdpi_weight **weight;  /* of the passes whose gradients are accumulated */
     int weights, weights_room;
@@ -234,14 +235,14 @@ fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out);
 /* What backward wrote elsewhere, into the window that is to be sent. */
 fsdp_status fsdpi_window_fill(fsdp_unit *u, fsdpi_pooled *w, const float *from);
 fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round);
-/* out[i] = (base[i] +) x[i]. base may be NULL, and out any of the others. */
-fsdp_status fsdpi_sum_launch(fsdp_unit *u, fsdp_stream *s, float *out, const float *base, const float *x, int64_t numel);
 void fsdpi_grad_discard(fsdp_unit *u);
-/* Adds the rounds up: leaves the sum, if any, in acc[0].now. */
+/* Whether there are sums over all ranks that no step has used. */
+bool fsdpi_grad_any(const fsdp_unit *u);
+/* Adds the rounds up: leaves the sum, if any, in acc[0].now, rounded where that is below fp32. */
 fsdp_status fsdpi_grad_final(fsdp_unit *u);
 
-/* The accumulated gradients of this rank's slice, rounds added up, into `out` on the communication stream; accumulators stay
- * as they are. Only where there are any. */
+/* The accumulated gradients of this rank's slice, rounds added up in fp32, into `out` on the communication stream; accumulators
+ * stay as they are. Only where there are any. */
 fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out);
 
 /* ---- values.c ---- */
@@ -278,6 +279,8 @@ fsdp_status fsdpi_unsent_post(fsdp_unit_list units);
 fsdp_status fsdpi_unsent_agree(fsdpi_runtime *rt);
 
 /* ---- step.c ---- */
+/* What a step has taken of a unit. */
+void fsdpi_step_drop(fsdp_unit *u);
 /* Ends a step in which nothing was written: the gradients stay, and it can be begun again. Not collective. */
 void fsdpi_step_leave(fsdp_unit_list units);
 
@@ -306,6 +309,11 @@ static inline bool fsdpi_unit_has_replicas(const fsdp_unit *u)
 static inline int fsdpi_unit_piece(const fsdp_unit *u, int rank)
 {
     return fsdpi_group_member(&u->shards, rank) * u->replicas.size + fsdpi_group_member(&u->replicas, rank);
+}
+/* Bytes of an accumulator. */
+static inline size_t fsdpi_unit_sum_bytes(const fsdp_unit *u)
+{
+    return (size_t)fsdpi_unit_slice(u) * fsdp_dtype_bytes(u->grad_dtype);
 }
 /* Bytes of a gradient window. */
 static inline size_t fsdpi_unit_window_bytes(const fsdp_unit *u)

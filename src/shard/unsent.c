@@ -5,7 +5,8 @@
  * A backward without sync writes a private block. When the gradient is complete, what was unsent before is added to it, in
  * place: block = unsent + block. The end of the pass makes the block what is unsent; a cancellation frees it. A pass with
  * sync adds window = unsent + window before it posts. So a rank's sum is ((leaf + leaf) + leaf) of its own leaves in order,
- * and owners add the ranks' sums in rank order (docs/decisions/0001: groups of G leaves).
+ * and owners add the ranks' sums in rank order (docs/decisions/0001: groups of G leaves). With a grad_dtype below fp32 what is
+ * kept is a block of that type, rounded after each leaf.
  *
  * Nothing here waits for others: ranks do not meet at the end of such a pass. What each has is compared where they do: the
  * posts of a step follow from the calls that were made, and count when all have made them; after a reset, ranks that ended
@@ -18,6 +19,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "shard/pass.h"
+#include "shard/sum.h"
 
 #include <string.h>
 
@@ -29,10 +31,16 @@ fsdp_status fsdpi_unsent_open(fsdp_unit *u)
     return FSDP_OK;
 }
 
-static void free_block(fsdp_unit *u, float **block)
+static void free_kept(fsdp_unit *u, void **kept)
 {
-    fsdpi_arena_free(u->ctx->arena, *block);
-    *block = NULL;
+    fsdpi_arena_free(u->ctx->arena, *kept);
+    *kept = NULL;
+}
+
+static void free_block(fsdp_unit *u)
+{
+    fsdpi_arena_free(u->ctx->arena, u->block);
+    u->block = NULL;
 }
 
 static fsdp_status make_rounds(fsdp_unit *u, int rounds)
@@ -46,15 +54,41 @@ static fsdp_status make_rounds(fsdp_unit *u, int rounds)
     return FSDP_OK;
 }
 
-/* to = from + to, of all that trains. */
-static fsdp_status add_whole(fsdp_unit *u, float *to, const float *from)
+/* A sum of whole units, of elements [at, at + numel). */
+static fsdp_status add_part(fsdp_unit *u, const fsdpi_sum *whole, int64_t at, int64_t numel)
 {
-    fsdp_stream *s = u->ctx->compute;
-    if (u->frozen_count == 0) return fsdpi_sum_launch(u, s, to, from, to, u->layout.total);
-    for (int i = 0; i < u->layout.count; i++) {
-        int64_t at = u->layout.at[i];
-        if (!u->frozen[i] && u->layout.numel[i] > 0) FSDP_TRY(fsdpi_sum_launch(u, s, to + at, from + at, to + at, u->layout.numel[i]));
-    }
+    fsdpi_sum s = *whole;
+    size_t skip = (size_t)at * fsdp_dtype_bytes(s.dtype), skip_x = (size_t)at * fsdp_dtype_bytes(s.x_dtype);
+    s.comm = u->rt->comm;
+    s.out = (char *)s.out + skip;
+    if (s.base != NULL) s.base = (const char *)s.base + skip;
+    s.x[0] = (const char *)s.x[0] + skip_x;
+    s.n = 1;
+    s.numel = numel;
+    return fsdpi_sum_launch(u->ctx->compute, &s);
+}
+
+/* ... of all that trains. */
+static fsdp_status add_whole(fsdp_unit *u, const fsdpi_sum *whole)
+{
+    if (u->frozen_count == 0) return add_part(u, whole, 0, u->layout.total);
+    for (int i = 0; i < u->layout.count; i++)
+        if (!u->frozen[i] && u->layout.numel[i] > 0) FSDP_TRY(add_part(u, whole, u->layout.at[i], u->layout.numel[i]));
+    return FSDP_OK;
+}
+
+/* to += what was kept. */
+static fsdp_status add_kept(fsdp_unit *u, float *to, const void *kept)
+{
+    return add_whole(u, &(fsdpi_sum){ .out = to, .base = to, .x = { kept }, .x_dtype = u->grad_dtype });
+}
+
+/* next = now + block, rounded. */
+static fsdp_status keep_rounded(fsdp_unit *u, fsdpi_accumulator *a)
+{
+    if (a->next == NULL) FSDP_TRY(fsdpi_arena_alloc(u->ctx->arena, (size_t)u->layout.total * fsdp_dtype_bytes(u->grad_dtype), &a->next));
+    FSDP_TRY(add_whole(u, &(fsdpi_sum){ .out = a->next, .base = a->has ? a->now : NULL, .dtype = u->grad_dtype, .x = { u->block } }));
+    free_block(u);
     return FSDP_OK;
 }
 
@@ -62,17 +96,20 @@ fsdp_status fsdpi_unsent_keep(fsdp_unit *u, int round)
 {
     FSDP_TRY(make_rounds(u, round + 1));
     fsdpi_accumulator *a = &u->unsent[round];
-    if (a->has) FSDP_TRY(add_whole(u, u->block, a->now));
-    a->next = u->block;
+    if (u->grad_dtype != FSDP_F32) FSDP_TRY(keep_rounded(u, a));
+    else {
+        if (a->has) FSDP_TRY(add_kept(u, u->block, a->now));
+        a->next = u->block;
+        u->block = NULL;
+    }
     a->pending = true;
-    u->block = NULL;
     return FSDP_OK;
 }
 
 fsdp_status fsdpi_unsent_join(fsdp_unit *u, int round)
 {
     if (round >= u->unsent_rounds || !u->unsent[round].has) return FSDP_OK;
-    FSDP_TRY(add_whole(u, fsdpi_grad_place(u), u->unsent[round].now));
+    FSDP_TRY(add_kept(u, fsdpi_grad_place(u), u->unsent[round].now));
     u->unsent[round].pending = true; /* with no next: it is gone when the pass ends */
     return FSDP_OK;
 }
@@ -82,7 +119,7 @@ void fsdpi_unsent_commit(fsdp_unit *u, uint64_t pass)
     for (int k = 0; k < u->unsent_rounds; k++) {
         fsdpi_accumulator *a = &u->unsent[k];
         if (!a->pending) continue;
-        free_block(u, &a->now);
+        free_kept(u, &a->now);
         a->now = a->next;
         a->next = NULL;
         a->has = a->now != NULL;
@@ -94,9 +131,9 @@ void fsdpi_unsent_commit(fsdp_unit *u, uint64_t pass)
 
 void fsdpi_unsent_discard(fsdp_unit *u)
 {
-    free_block(u, &u->block);
+    free_block(u);
     for (int k = 0; k < u->unsent_rounds; k++) {
-        free_block(u, &u->unsent[k].next);
+        free_kept(u, &u->unsent[k].next);
         u->unsent[k].pending = false;
     }
 }
@@ -105,7 +142,7 @@ void fsdpi_unsent_drop(fsdp_unit *u)
 {
     fsdpi_unsent_discard(u);
     for (int k = 0; k < u->unsent_rounds; k++) {
-        free_block(u, &u->unsent[k].now);
+        free_kept(u, &u->unsent[k].now);
         u->unsent[k].has = false;
     }
     u->unsent_passes = 0;
@@ -120,12 +157,23 @@ bool fsdpi_unsent_any(const fsdp_unit *u)
 
 /* ---- at a step ---- */
 
+/* What was kept, into a window; below fp32 by way of a block. */
+static fsdp_status fill_window(fsdp_unit *u, fsdpi_pooled *w, const void *kept)
+{
+    if (u->grad_dtype == FSDP_F32) return fsdpi_window_fill(u, w, kept);
+    FSDP_TRY(fsdpi_unsent_open(u));
+    FSDP_TRY(fsdpi_launch_widen(u->ctx->compute, u->block, kept, u->grad_dtype, u->layout.total));
+    FSDP_TRY(fsdpi_window_fill(u, w, u->block));
+    free_block(u);
+    return FSDP_OK;
+}
+
 static fsdp_status post(fsdp_unit *u, int round)
 {
     fsdpi_pooled *w;
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_REDUCE));
     FSDP_TRY(fsdpi_window_take(u, &w));
-    FSDP_TRY(fsdpi_window_fill(u, w, u->unsent[round].now));
+    FSDP_TRY(fill_window(u, w, u->unsent[round].now));
     FSDP_TRY(fsdpi_window_send(u, w, round));
     u->unsent[round].pending = true;
     return FSDP_OK;

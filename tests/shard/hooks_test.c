@@ -270,6 +270,54 @@ static void test_the_sum_as_a_hook(void **state)
     in_corners(as_without, &(corners){ .ranks = (const int[]){ 2, 0 }, .processes_only = true });
 }
 
+/* ---- sums that are kept below fp32: the hook sees them widened, and rounds for itself as there is rounded without it ---- */
+
+static fsdp_status round_each(const fsdp_kernel *k, const fsdp_reduction *r, void *arg)
+{
+    (void)k;
+    fsdp_dtype t = *(const fsdp_dtype *)arg;
+    for (int64_t i = 0; i < r->numel; i++) {
+        float sum = r->base != NULL ? r->base[i] : 0;
+        for (int p = 0; p < r->ranks; p++) sum = rounded_to(t, p == 0 && r->base == NULL ? r->piece[0][i] : sum + r->piece[p][i]);
+        r->out[i] = sum;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status rounds_itself(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    fsdp_device *dev;
+    FSDP_TRY(fsdp_device_open(&dev, c->device));
+    for (int k = 0; k < 4; k++) {
+        fsdp_unit *u[2];
+        fsdp_optim *o;
+        float got[2][MADEUP];
+        fsdp_dtype t = k % 2 ? FSDP_BF16 : FSDP_F16;
+        fsdp_unit_opts uo = { .name = "u", .mode = c->mode, .compute_device = dev, .storage_device = k / 2 ? fsdp_device_cpu() : NULL, .reduce_dtype = k / 2 ? FSDP_BF16 : FSDP_F32, .grad_dtype = t };
+        for (int i = 0; i < 2; i++) FSDP_TRY(madeup_unit_with(&u[i], comm, &uo, WHICH));
+        FSDP_TRY(fsdp_optim_create_sgd(&o, (fsdp_unit_list){ u, 2 }, &(fsdp_sgd_opts){ .lr = 0.25f }));
+        FSDP_TRY(fsdp_unit_set_grad_hooks(u[1], &(fsdp_grad_hooks){ .reduce = round_each, .arg = &t }));
+        for (int s = 0; s < STEPS; s++) {
+            for (int leaf = fsdp_comm_rank(comm); leaf < LEAVES; leaf += fsdp_comm_size(comm)) FSDP_TRY(madeup_pass(u, (int[]){ WHICH, WHICH }, 2, s * LEAVES + leaf, madeup_noise, 0));
+            FSDP_TRY(fsdp_optim_step(o, NULL));
+            for (int i = 0; i < 2; i++) FSDP_TRY(madeup_read(u[i], got[i]));
+            if (memcmp(got[0], got[1], sizeof(got[0])) != 0) FSDP_FAIL(FSDP_ERR_INTERNAL, "case %d, step %d: a hook that rounds has other bits", k, s);
+            rank_check(got[0][0] != madeup_value(WHICH, 0));
+        }
+        fsdp_optim_destroy(o);
+        for (int i = 1; i >= 0; i--) fsdp_unit_destroy(u[i]);
+    }
+    fsdp_device_close(dev);
+    return FSDP_OK;
+}
+
+static void test_sums_below_fp32(void **state)
+{
+    (void)state;
+    in_corners(rounds_itself, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 }, .threads_only = true });
+}
+
 /* ---- one that fails ---- */
 
 typedef struct moody {
@@ -380,7 +428,7 @@ static void test_what_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_whole_vectors), cmocka_unit_test(test_two_rounds), cmocka_unit_test(test_the_sum_as_a_hook), cmocka_unit_test(test_a_hook_that_fails), cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_against_whole_vectors), cmocka_unit_test(test_two_rounds), cmocka_unit_test(test_the_sum_as_a_hook), cmocka_unit_test(test_sums_below_fp32), cmocka_unit_test(test_a_hook_that_fails), cmocka_unit_test(test_what_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -294,8 +294,9 @@ static void test_every_byte_is_predicted(void **state)
 static void test_every_byte_of_meshes_and_types(void **state)
 {
     (void)state;
-    static mini_opts some[] = { { .shards = 2 }, { .reduce_dtype = FSDP_BF16 }, { .param_dtype = FSDP_BF16 }, { .shards = 2, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16 } };
-    for (int i = 0; i < 4; i += SANITIZED ? 3 : 1) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 4, 0 }, .arg = &some[i] });
+    static mini_opts some[] = { { .shards = 2 }, { .reduce_dtype = FSDP_BF16 }, { .param_dtype = FSDP_BF16 }, { .grad_dtype = FSDP_F16 },
+                                { .shards = 2, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16, .grad_dtype = FSDP_BF16 } };
+    for (int i = SANITIZED ? 4 : 0; i < 5; i++) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 4, 0 }, .arg = &some[i] });
 }
 
 /* A communicator that goes takes everything along. */

@@ -185,8 +185,13 @@ static fsdp_status pending(fsdp_comm *comm, void *arg)
         bool sync;
     } passes[] = { { "F1 B1 F1 B1 F2 B2", false }, { "F1 B1", false }, { "F1 B1 F5 B5", true }, { "F1 B1 F5 B5 F3 B3", false } };
     mini m;
+    mini_opts o = c->arg != NULL ? *(const mini_opts *)c->arg : (mini_opts){ 0 };
     plain *p = plain_create();
-    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .sgd = true }));
+    plain_set_grad_dtype(p, o.grad_dtype);
+    o.mode = c->mode;
+    o.device = c->device;
+    o.sgd = true;
+    FSDP_TRY(mini_create(&m, comm, &o));
     FSDP_TRY(check_pending(&m, p, rank, "before"));
     for (int j = 0; j < 4; j++) {
         for (int r = 0; r < size; r++) plain_leaf_of(p, passes[j].script, r * 4 + j, r, passes[j].sync);
@@ -215,6 +220,7 @@ static void test_pending_gradients_are_read(void **state)
 {
     (void)state;
     in_corners(pending, &(corners){ .ranks = (const int[]){ 1, 3, 0 }, .all_modes = true, .threads_only = true });
+    in_corners(pending, &(corners){ .ranks = (const int[]){ 3, 0 }, .all_modes = true, .threads_only = true, .arg = &(mini_opts){ .grad_dtype = FSDP_BF16 } });
 }
 
 /* ---- what fails loses itself alone ---- */

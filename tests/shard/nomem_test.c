@@ -130,7 +130,7 @@ static fsdp_status write_and_read(life *l)
 
 static fsdp_status live(life *l, fsdp_comm *comm, const corner *c)
 {
-    mini_opts o = { .mode = c->mode, .device = c->device };
+    mini_opts o = { .mode = c->mode, .device = c->device, .grad_dtype = c->mode == FSDP_MODE_GRAD_OP ? FSDP_BF16 : c->mode == FSDP_MODE_NONE ? FSDP_F16 : FSDP_F32 };
     AGAIN(mini_create(&l->m, comm, &o), mini_destroy(&l->m));
     for (int step = 0; step < STEPS; step++) {
         /* twice in a row: a second round of gradients */

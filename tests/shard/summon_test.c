@@ -319,6 +319,12 @@ static void test_ranks_that_write_different_values(void **state)
 /* Two rounds in a pass, two passes: what is summoned is what the step gets, to the bit; reading changes nothing. */
 static const char *const rounds = "[0 F1 F2 F5 ]0 {0 B5 B2 B1 }0 [0 F1 ]0 {0 B1 }0";
 
+/* The type of sums: in mode full the others too. */
+static fsdp_dtype kept_in(const corner *c, int kind)
+{
+    return c->mode != FSDP_MODE_FULL ? FSDP_F32 : kind % 2 == c->ranks % 2 ? FSDP_BF16 : kind < 2 ? FSDP_F16 : FSDP_F32;
+}
+
 static fsdp_status step_grads(fsdp_unit *u, int param, float *out)
 {
     const fsdp_slice *s;
@@ -339,6 +345,7 @@ static fsdp_status gradients(fsdp_comm *comm, void *arg)
         fsdp_unit_summon_opts o = { .grads = true, .host = kind & 1, .rank0_only = kind >> 1 };
         bool here = !o.rank0_only || rank == 0;
         mini_opts opts = opts_of(c);
+        opts.grad_dtype = kept_in(c, kind);
         FSDP_TRY(mini_create(&m, comm, &opts));
         FSDP_TRY(mini_create(&quiet, comm, &opts));
         FSDP_TRY(begin_all(&m, o)); /* there are none */
@@ -397,6 +404,7 @@ static fsdp_status written_gradients(fsdp_comm *comm, void *arg)
         fsdp_unit_summon_opts o = { .grads = true, .writeback = true, .host = kind & 1, .rank0_only = kind >> 1 };
         bool here = !o.rank0_only || rank == 0;
         mini_opts opts = opts_of(c);
+        opts.grad_dtype = kept_in(c, kind);
         FSDP_TRY(mini_create(&m, comm, &opts));
         FSDP_TRY(mini_leaf(&m, rounds, rank));
         for (int drop = 0; drop < 2; drop++) {
@@ -413,7 +421,7 @@ static fsdp_status written_gradients(fsdp_comm *comm, void *arg)
         FSDP_TRY(fsdp_step_begin(mini_list(&m)));
         for (int u = 0; u < MINI_UNITS; u++)
             for (int p = 0; p < fsdp_unit_param_count(m.unit[u]) && u != MINI_TINY; p++) {
-                for (int i = 0; i < MOST; i++) is[i] = (float)(i + p + 10 * u);
+                for (int i = 0; i < MOST; i++) is[i] = rounded_to(opts.grad_dtype, (float)(i + p + 10 * u));
                 memcpy(x, is, sizeof(x));
                 FSDP_TRY(step_grads(m.unit[u], p, is));
                 rank_check(memcmp(is, x, (size_t)fsdp_unit_param_numel(m.unit[u], p) * sizeof(float)) == 0);

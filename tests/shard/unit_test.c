@@ -424,7 +424,9 @@ static fsdp_status different_units(fsdp_comm *comm, void *arg)
             FSDP_FAIL(FSDP_ERR_INTERNAL, "wrong options %d: %s: %s", i, fsdp_status_name(st), fsdp_last_error_message());
         rank_check(u == NULL);
     }
-    fsdp_unit *u;
+    fsdp_unit *u = NULL;
+    fsdp_status sums = fsdp_unit_create(&u, comm, &w, 1, &(fsdp_unit_opts){ .name = "u", .grad_dtype = x.rank == 1 ? FSDP_F16 : FSDP_BF16 });
+    rank_check(sums == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "sums of gradients are BF16 on rank 0 and F16 on rank 1") != NULL && u == NULL);
     const fsdp_param many[] = { { "w", 2, { 2, 3 } }, { "b", 1, { 3 } } };
     fsdp_status st = fsdp_unit_create(&u, comm, many, x.rank == 1 ? 1 : 2, NULL);
     rank_check(st == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "2 parameters on rank 0 and 1 on rank 1") != NULL);

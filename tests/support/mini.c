@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "support/mini.h"
+#include "support/testing.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -162,7 +163,7 @@ fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts)
     FSDP_TRY(fsdp_device_open(&m->device, opts->device != NULL ? opts->device : "cpu"));
     if (opts->storage != NULL) FSDP_TRY(fsdp_device_open(&m->storage, opts->storage));
     for (int u = 0; u < MINI_UNITS; u++) {
-        fsdp_unit_opts uo = { .name = units[u].name, .mode = opts->mode, .shards = opts->shards, .param_dtype = opts->param_dtype, .reduce_dtype = opts->reduce_dtype,
+        fsdp_unit_opts uo = { .name = units[u].name, .mode = opts->mode, .shards = opts->shards, .param_dtype = opts->param_dtype, .reduce_dtype = opts->reduce_dtype, .grad_dtype = opts->grad_dtype,
                                .exact_eval = opts->exact_eval, .reshard_group = opts->reshard_group, .storage_device = m->storage, .compute_device = m->device, .prefetch = opts->prefetch };
         FSDP_TRY(fsdp_unit_create(&m->unit[u], comm, units[u].param, units[u].count, &uo));
         FSDP_TRY(fsdp_unit_init(m->unit[u], init, NULL));
@@ -213,6 +214,7 @@ struct plain {
     plain_unit unit[MINI_UNITS];
     int rank; /* of the leaf that is being done */
     bool sync, nothing;
+    fsdp_dtype grad_dtype;
 };
 
 static int64_t numel_of(int u, int i)
@@ -231,6 +233,11 @@ plain *plain_create(void)
     return p;
 }
 
+void plain_set_grad_dtype(plain *p, fsdp_dtype t)
+{
+    p->grad_dtype = t;
+}
+
 void plain_destroy(plain *p)
 {
     free(p);
@@ -244,8 +251,8 @@ static void plain_post(plain *p, plain_unit *x, int u)
         for (int64_t j = 0; j < numel_of(u, i); j++) {
             float g = x->touched[i] && !p->nothing ? x->window[i][j] : 0;
             if (x->has_unsent[p->rank][r]) g = own[i][j] + g;
-            if (!p->sync) own[i][j] = g;
-            else x->acc[r][i][j] = x->has[r] ? x->acc[r][i][j] + g : g;
+            if (!p->sync) own[i][j] = rounded_to(p->grad_dtype, g);
+            else x->acc[r][i][j] = rounded_to(p->grad_dtype, x->has[r] ? x->acc[r][i][j] + g : g);
         }
     x->has_unsent[p->rank][r] = !p->sync;
     x->has[r] |= p->sync;
@@ -260,7 +267,8 @@ void plain_send(plain *p)
             for (int rank = 0; rank < MOST_RANKS; rank++) {
                 if (!x->has_unsent[rank][r]) continue;
                 for (int i = 0; i < units[u].count; i++)
-                    for (int64_t j = 0; j < numel_of(u, i); j++) x->acc[r][i][j] = x->has[r] ? x->acc[r][i][j] + x->unsent[rank][r][i][j] : x->unsent[rank][r][i][j];
+                    for (int64_t j = 0; j < numel_of(u, i); j++)
+                        x->acc[r][i][j] = rounded_to(p->grad_dtype, x->has[r] ? x->acc[r][i][j] + x->unsent[rank][r][i][j] : x->unsent[rank][r][i][j]);
                 x->has[r] = true;
                 x->has_unsent[rank][r] = false;
             }

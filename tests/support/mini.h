@@ -34,7 +34,7 @@ typedef struct mini {
 typedef struct mini_opts {
     fsdp_mode mode;
     int shards; /* this and the types as in fsdp_unit_opts */
-    fsdp_dtype param_dtype, reduce_dtype;
+    fsdp_dtype param_dtype, reduce_dtype, grad_dtype;
     bool exact_eval;
     int reshard_group;
     const char *device;  /* NULL: "cpu" */
@@ -68,6 +68,8 @@ float mini_value(const char *name, int64_t i);
 typedef struct plain plain;
 
 plain *plain_create(void);
+/* As fsdp_unit_opts.grad_dtype of all units; before the first leaf. */
+void plain_set_grad_dtype(plain *p, fsdp_dtype t);
 void plain_destroy(plain *p);
 /* A pass of one leaf; its gradients count at once, as those of all leaves do in the order of their numbers. */
 void plain_leaf(plain *p, const char *script, int64_t leaf);

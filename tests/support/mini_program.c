@@ -63,6 +63,7 @@ static bool plain_pass(plain *p, const mini_program *of, int ranks, int step, in
 static void run_plainly(const mini_program *of, int ranks, float *out)
 {
     plain *p = plain_create();
+    plain_set_grad_dtype(p, of->units.grad_dtype);
     for (int s = 0, k = 0; s < of->steps; s++) {
         for (; k < of->changes && of->change[k].step == s; k++) plain_freeze(p, of->change[k].unit, of->change[k].param, of->change[k].frozen);
         for (int j = 0; plain_pass(p, of, ranks, s, j); j++) continue;
@@ -98,8 +99,8 @@ void mini_program_in_corners(const mini_program *p, corners which)
 
 void mini_program_on_meshes(const mini_program *p, bool all_modes)
 {
-    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other" } };
-    for (int k = 0; k < 4; k++) {
+    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other", .grad_dtype = FSDP_F16 }, { .shards = 2, .grad_dtype = FSDP_BF16 } };
+    for (int k = 0; k < 5; k++) {
         mini_program on = *p;
         on.units = kinds[k];
         mini_program_in_corners(&on, (corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = all_modes || k == 0, .threads_only = true });

@@ -48,8 +48,8 @@ fsdp_status mini_program_train(fsdp_comm *comm, void *arg);
 void mini_program_compare(const corner *c);
 /* Both, in these corners: arg and shared are set, and after where there is none. */
 void mini_program_in_corners(const mini_program *p, corners which);
-/* On four ranks: two replicas, spread over half of the ranks between forward and backward, kept on another device, and both. Modes:
- * all for the first of them, and for the others where all_modes; else full. */
+/* On four ranks: two replicas, spread over half of the ranks between forward and backward, kept on another device, and both; some with sums
+ * of gradients below fp32. Modes: all for the first of them, and for the others where all_modes; else full. */
 void mini_program_on_meshes(const mini_program *p, bool all_modes);
 
 #endif

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fsdp/dtype.h>
 #include <fsdp/status.h>
 
 /* Which build this is. Where a sanitizer looks at it, bits have been compared by the release build: a test may do with fewer
@@ -45,6 +46,12 @@ enum { CAN_FORK = 1 };
         if (strstr(fsdp_last_error_message(), (text)) == NULL)                                              \
             fail_msg("%s: the message is not about \"%s\":\n%s", #expr, (text), fsdp_last_error());         \
     } while (0)
+
+/* x as a value of that type: F32, BF16 or F16. */
+static inline float rounded_to(fsdp_dtype t, float x)
+{
+    return t == FSDP_BF16 ? fsdp_bf16_to_f32(fsdp_bf16_from_f32(x)) : t == FSDP_F16 ? fsdp_f16_to_f32(fsdp_f16_from_f32(x)) : x;
+}
 
 /* In a function that a rank runs: the parent owns the asserts, so a rank returns what it saw. */
 #define rank_check(cond)                                                                                    \
