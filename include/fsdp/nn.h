@@ -135,13 +135,13 @@ typedef struct fsdp_wrap_opts {
     fsdp_mode mode;
     int shards;       /* this and the rest as in fsdp_unit_opts */
     int reshard_group;
-    fsdp_dtype param_dtype, reduce_dtype; /* compute is F32 in any case */
+    fsdp_dtype param_dtype, reduce_dtype, grad_dtype; /* compute is F32 in any case */
     bool exact_eval;
     fsdp_device *storage_device, *compute_device;
     int prefetch;
     const fsdp_wrap_policy *policy; /* which modules inside get units of their own; NULL: none */
     /* Bytes. Parameters that are smaller (norms, biases) go into a second unit, "NAME.small", which stays whole until they change
-     * (mode optimizer), in F32 whatever param_dtype and reduce_dtype are: fewer gathers, and exact norms, for little memory. 0: none. In
+     * (mode optimizer), in F32 whatever these types are: fewer gathers, and exact norms, for little memory. 0: none. In
      * modes optimizer and none all is whole anyway. */
     int64_t keep_whole_below;
     /* The values that rank 0's module has count on all ranks, also those of buffers; the others' need have none. false: each rank's slice of its own

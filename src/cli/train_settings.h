@@ -18,7 +18,7 @@ typedef struct train_settings {
     int64_t ranks, threads, steps, stop_after, batch, micro_batch, seq;
     double lr, min_lr, weight_decay, beta1, beta2, eps, clip, dropout, ema, max_unsharded_mb;
     int64_t warmup, seed, eval_every, eval_batches, save_every, keep, log_every, prefetch, reshard_group, keep_whole_below, save_memory;
-    int schedule, accumulate, mode, transport, device, param_dtype, reduce_dtype, save;
+    int schedule, accumulate, mode, transport, device, param_dtype, reduce_dtype, grad_dtype, save;
     int init_seed; /* 1: per-rank */
     bool no_progress, quiet, activation_checkpointing;
 } train_settings;

@@ -147,6 +147,7 @@ static fsdp_status make_unit(fsdp_unit **out, collection *c, fsdp_module *m, con
                           .reshard_group = o->reshard_group,
                           .param_dtype = o->param_dtype,
                           .reduce_dtype = o->reduce_dtype,
+                          .grad_dtype = o->grad_dtype,
                           .exact_eval = o->exact_eval,
                           .storage_device = o->storage_device,
                           .compute_device = o->compute_device,
@@ -256,7 +257,7 @@ static fsdp_status wrap_small(fsdpi_wrapping *w)
     o.name = name;
     o.mode = FSDP_MODE_OPTIMIZER;
     o.reshard_group = 0;
-    o.param_dtype = o.reduce_dtype = FSDP_F32; /* norms and biases: nothing is saved by rounding them */
+    o.param_dtype = o.reduce_dtype = o.grad_dtype = FSDP_F32; /* norms and biases: nothing is saved by rounding them */
     if (st != FSDP_OK || c.count > 0) st = make(w, st, &c, &w->root, 1, &o);
     free_collection(&c);
     return st;

@@ -82,6 +82,19 @@ static void test_halves(void **state)
     assert_same_file("half/model.safetensors", "half2/model.safetensors");
 }
 
+/* Sums that are kept in 16 bits: on any ranks the same, and others than in 32. */
+static void test_sums_in_halves(void **state)
+{
+    (void)state;
+    command_ok("train --out sums --ranks 1 --threads 1 --grad-dtype bf16 " SETTINGS);
+    command_ok("train --out sums2 --ranks 3 --threads 1 --mode grad-op --transport copy --grad-dtype bf16 " SETTINGS "--stop-after 3");
+    command_ok("train --out sums2 --ranks 2 --threads 1 --resume latest --quiet"); /* which remembers it */
+    assert_same_log("sums", "sums2", 8);
+    assert_same_file("sums/model.safetensors", "sums2/model.safetensors");
+    assert_true(log_number("sums", 8, "loss") != log_number("straight", 8, "loss"));
+    assert_true(fabs(log_number("sums", 8, "loss") - log_number("straight", 8, "loss")) < 0.05);
+}
+
 static void test_averages(void **state)
 {
     (void)state;
@@ -118,7 +131,7 @@ static void test_other_norms(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scales_that_change_nothing), cmocka_unit_test(test_skipped_steps), cmocka_unit_test(test_halves), cmocka_unit_test(test_averages), cmocka_unit_test(test_other_norms),
+        cmocka_unit_test(test_scales_that_change_nothing), cmocka_unit_test(test_skipped_steps), cmocka_unit_test(test_halves), cmocka_unit_test(test_sums_in_halves), cmocka_unit_test(test_averages), cmocka_unit_test(test_other_norms),
     };
     return cmocka_run_group_tests(tests, straight_run, command_teardown);
 }

@@ -49,7 +49,7 @@ static void test_small_ones_are_exact(void **state)
 {
     (void)state;
     fsdp_model *m = model();
-    assert_ok(fsdp_model_wrap(m, &(fsdp_wrap_opts){ .comm = comm, .keep_whole_below = 100, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16 }));
+    assert_ok(fsdp_model_wrap(m, &(fsdp_wrap_opts){ .comm = comm, .keep_whole_below = 100, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16, .grad_dtype = FSDP_BF16 }));
     fsdp_unit_list l = fsdp_module_units(fsdp_model_module(m));
     int small = 0;
     for (int i = 0; i < l.count; i++) {
@@ -57,6 +57,7 @@ static void test_small_ones_are_exact(void **state)
         small += is;
         assert_int_equal(l.units[i]->param_dtype, is ? FSDP_F32 : FSDP_BF16);
         assert_int_equal(l.units[i]->reduce_dtype, is ? FSDP_F32 : FSDP_F16);
+        assert_int_equal(l.units[i]->grad_dtype, is ? FSDP_F32 : FSDP_BF16);
     }
     assert_int_equal(small, 1);
     fsdp_model_destroy(m);
