@@ -45,7 +45,8 @@ typedef struct fsdp_adamw_opts {
     int group_count;
 } fsdp_adamw_opts;
 
-/* State starts at 0. Units and their list are borrowed for the optimizer's life: destroy it first. */
+/* State starts at 0. Units and their list are borrowed for the optimizer's life: destroy it first. What one rank alone has no memory
+ * for, or gets wrong, is told to all ranks of the units' communicators: none of them gets an optimizer. */
 FSDP_API fsdp_status fsdp_optim_create_sgd(fsdp_optim **out, fsdp_unit_list units, const fsdp_sgd_opts *opts) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, const fsdp_adamw_opts *opts) FSDP_NODISCARD;
 /* NULL is accepted. */

@@ -69,7 +69,6 @@ static fsdp_status init_part(fsdp_optim *o, part *p, fsdp_unit *u, const fsdp_op
 
 static fsdp_status check_list(fsdp_unit_list units)
 {
-    FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "an optimizer of %d units", units.count);
     for (int i = 0; i < units.count; i++)
         for (int j = 0; j < i; j++)
             FSDP_FAIL_IF(units.units[i] == units.units[j], FSDP_ERR_INVALID, "unit \"%s\" is in the optimizer's list twice",
@@ -89,13 +88,12 @@ static fsdp_status check_groups(const fsdp_optim_group *groups, int count)
     return FSDP_OK;
 }
 
-static fsdp_status create(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_list units, const fsdp_optim_group *groups, int count)
+static fsdp_status make(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_list units, const fsdp_optim_group *groups, int count)
 {
-    FSDP_TRY(check_list(units));
-    FSDP_TRY(check_groups(groups, count));
-    FSDPI_LIST_CALL(units, like->kind == SGD ? "fsdp_optim_create_sgd" : "fsdp_optim_create_adamw");
     fsdp_status st;
     fsdp_optim *o;
+    FSDP_TRY(check_list(units));
+    FSDP_TRY(check_groups(groups, count));
     FSDPI_NEW(o, 1);
     *o = *like;
     o->count = units.count;
@@ -113,13 +111,45 @@ fail:
     return st;
 }
 
+/* checked: how the options of its kind were found. What one rank alone gets wrong, or has no memory for, is told to all. */
+static fsdp_status create(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_list units, const fsdp_optim_group *groups, int count, fsdp_status checked)
+{
+    fsdp_optim *o = NULL;
+    FSDP_FAIL_IF(units.count < 0 || (units.count > 0 && units.units == NULL), FSDP_ERR_INVALID, "an optimizer of %d units", units.count);
+    FSDPI_LIST_CALL(units, like->kind == SGD ? "fsdp_optim_create_sgd" : "fsdp_optim_create_adamw");
+    fsdp_status st = checked == FSDP_OK ? make(&o, like, units, groups, count) : checked;
+    for (fsdpi_runtime *rt = fsdpi_list_next(units, NULL); rt != NULL; rt = fsdpi_list_next(units, rt)) st = fsdp_comm_agree(rt->comm, st);
+    if (st != FSDP_OK) {
+        fsdp_optim_destroy(o);
+        return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    }
+    *out = o;
+    return FSDP_OK;
+}
+
+static fsdp_status check_sgd(const fsdp_sgd_opts *s)
+{
+    FSDP_FAIL_IF(s == NULL || !(s->lr >= 0) || !(s->momentum >= 0) || !(s->weight_decay >= 0), FSDP_ERR_INVALID,
+                 "fsdp_optim_create_sgd: lr, momentum and weight_decay must be 0 or more");
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_optim_create_sgd(fsdp_optim **out, fsdp_unit_list units, const fsdp_sgd_opts *opts)
 {
-    FSDP_FAIL_IF(opts == NULL || !(opts->lr >= 0) || !(opts->momentum >= 0) || !(opts->weight_decay >= 0), FSDP_ERR_INVALID,
-                 "fsdp_optim_create_sgd: lr, momentum and weight_decay must be 0 or more");
-    fsdp_optim o = { .kind = SGD, .lr = opts->lr, .momentum = opts->momentum, .weight_decay = opts->weight_decay };
-    o.states = opts->momentum != 0 ? 1 : 0;
-    return create(out, &o, units, opts->groups, opts->group_count);
+    fsdp_sgd_opts s = opts != NULL ? *opts : (fsdp_sgd_opts){ 0 };
+    fsdp_optim o = { .kind = SGD, .lr = s.lr, .momentum = s.momentum, .weight_decay = s.weight_decay };
+    o.states = s.momentum != 0 ? 1 : 0;
+    return create(out, &o, units, s.groups, s.group_count, check_sgd(opts));
+}
+
+static fsdp_status check_adamw(const fsdp_adamw_opts *a)
+{
+    FSDP_FAIL_IF(!(a->lr >= 0) || !(a->weight_decay >= 0) || !(a->eps > 0), FSDP_ERR_INVALID,
+                 "fsdp_optim_create_adamw: lr %g, weight_decay %g and eps %g must be 0 or more", (double)a->lr, (double)a->weight_decay,
+                 (double)a->eps);
+    FSDP_FAIL_IF(!(a->beta1 > 0 && a->beta1 < 1 && a->beta2 > 0 && a->beta2 < 1), FSDP_ERR_INVALID,
+                 "fsdp_optim_create_adamw: beta1 %g and beta2 %g must be between 0 and 1", (double)a->beta1, (double)a->beta2);
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, const fsdp_adamw_opts *opts)
@@ -128,11 +158,6 @@ fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, cons
     if (a.beta1 == 0) a.beta1 = 0.9f;
     if (a.beta2 == 0) a.beta2 = 0.999f;
     if (a.eps == 0) a.eps = 1e-8f;
-    FSDP_FAIL_IF(!(a.lr >= 0) || !(a.weight_decay >= 0) || !(a.eps > 0), FSDP_ERR_INVALID,
-                 "fsdp_optim_create_adamw: lr %g, weight_decay %g and eps %g must be 0 or more", (double)a.lr, (double)a.weight_decay,
-                 (double)a.eps);
-    FSDP_FAIL_IF(!(a.beta1 > 0 && a.beta1 < 1 && a.beta2 > 0 && a.beta2 < 1), FSDP_ERR_INVALID,
-                 "fsdp_optim_create_adamw: beta1 %g and beta2 %g must be between 0 and 1", (double)a.beta1, (double)a.beta2);
     fsdp_optim o = { .kind = ADAMW,
                      .lr = a.lr,
                      .beta1 = a.beta1,
@@ -140,7 +165,7 @@ fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, cons
                      .eps = a.eps,
                      .weight_decay = a.weight_decay,
                      .states = 2 };
-    return create(out, &o, units, a.groups, a.group_count);
+    return create(out, &o, units, a.groups, a.group_count, check_adamw(&a));
 }
 
 void fsdp_optim_destroy(fsdp_optim *o)

@@ -59,6 +59,42 @@ static void test_a_unit_is_made_on_all_ranks_or_on_none(void **state)
     in_corners(create_on_all_or_none, &(corners){ .ranks = (const int[]){ 3, 0 }, .processes_only = true, .all_modes = true });
 }
 
+/* The same of an optimizer; and of one whose rate is wrong on one rank. */
+static fsdp_status optimizer_on_all_or_none(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    fsdp_device *dev;
+    fsdp_unit *u;
+    fsdp_optim *o = NULL;
+    FSDP_TRY(fsdp_device_open(&dev, c->device));
+    FSDP_TRY(new_unit(&u, comm, dev, c->mode));
+    fsdp_unit_list list = { &u, 1 };
+    int n = 1;
+    for (bool failed = true; failed; n++) {
+        rank_check(n < 1000);
+        if (fsdp_comm_rank(comm) == 1) fsdpi_alloc_fail_at(n);
+        fsdp_status st = fsdp_optim_create_adamw(&o, list, NULL);
+        fsdpi_alloc_fail_at(0);
+        failed = st != FSDP_OK;
+        if (failed && (st != FSDP_ERR_NOMEM || strncmp(fsdp_last_error_message(), "rank 1: ", 8) != 0)) return st;
+        rank_check((o == NULL) == failed);
+    }
+    rank_check(n > 5); /* there was something to fail */
+    fsdp_optim_destroy(o);
+    o = NULL;
+    fsdp_status st = fsdp_optim_create_sgd(&o, list, &(fsdp_sgd_opts){ .lr = fsdp_comm_rank(comm) == 2 ? -1 : 1 });
+    rank_check(st == FSDP_ERR_INVALID && o == NULL && strstr(fsdp_last_error_message(), "rank 2: fsdp_optim_create_sgd: lr") != NULL);
+    fsdp_unit_destroy(u);
+    fsdp_device_close(dev);
+    return FSDP_OK;
+}
+
+static void test_an_optimizer_is_made_on_all_ranks_or_on_none(void **state)
+{
+    (void)state;
+    in_corners(optimizer_on_all_or_none, &(corners){ .ranks = (const int[]){ 3, 0 }, .processes_only = true, .all_modes = true });
+}
+
 /* ---- one rank alone: all that a program does ---- */
 
 enum { STEPS = 2, LEAVES = 3, STRIDE = CAN_FORK ? 1 : 9 /* ThreadSanitizer is slow, and there is one thread */ };
@@ -305,6 +341,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_unit_is_made_on_all_ranks_or_on_none),
+        cmocka_unit_test(test_an_optimizer_is_made_on_all_ranks_or_on_none),
         cmocka_unit_test(test_what_failed_can_be_done_again),
         cmocka_unit_test(test_what_failed_on_a_queue_can_be_done_again),
         cmocka_unit_test(test_one_rank_runs_out_of_memory),
