@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT
  *
  * Fine-tuning: a trunk is frozen, a head is trained on it, then the trunk's last layer is unfrozen and trains along. What is
- * frozen keeps every bit, needs no reduction, and (here, where nothing before it trains) no gather in the backward. */
+ * frozen keeps every bit, takes no optimizer state, needs no reduction, and (here, where nothing before it trains) no gather in the
+ * backward. */
 #include <fsdp/fsdp.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -45,7 +45,8 @@ typedef struct fsdp_adamw_opts {
     int group_count;
 } fsdp_adamw_opts;
 
-/* State starts at 0. Units and their list are borrowed for the optimizer's life: destroy it first. What one rank alone has no memory
+/* State starts at 0, and its memory is taken here; for units whose parameters are all frozen in the first step that updates them, so
+ * that what never trains takes none. Units and their list are borrowed for the optimizer's life: destroy it first. What one rank alone has no memory
  * for, or gets wrong, is told to all ranks of the units' communicators: none of them gets an optimizer. */
 FSDP_API fsdp_status fsdp_optim_create_sgd(fsdp_optim **out, fsdp_unit_list units, const fsdp_sgd_opts *opts) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, const fsdp_adamw_opts *opts) FSDP_NODISCARD;
@@ -68,7 +69,7 @@ typedef struct fsdp_step_opts {
 /* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients, and frozen
  * parameters, are left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names unit and parameter; parameters and
  * state are as before, the gradients are dropped. With a scaler that can back off such a step is skipped instead, and that is FSDP_OK.
- * Other errors before the update: all is as before, gradients too. A device that fails in the update leaves its units in
+ * Other errors before the update: all is as before, gradients too; that one rank has no memory for state is told to all. A device that fails in the update leaves its units in
  * the step: fsdp_comm_reset() ends it. */
 FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *opts) FSDP_NODISCARD;
 
@@ -76,11 +77,14 @@ FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *op
 FSDP_API void fsdp_optim_set_lr(fsdp_optim *optim, float lr);
 FSDP_API float fsdp_optim_lr(const fsdp_optim *optim);
 
-/* Not collective. The state, for files: kinds "momentum" (SGD), "exp_avg" and "exp_avg_sq" (AdamW). *state: device
- * address of fsdp_unit_slice_numel(unit) floats, indexed as fsdp_slice.state_offset says; borrowed. */
+/* Not collective. The state, for files: kinds "momentum" (SGD), "exp_avg" and "exp_avg_sq" (AdamW). *state: address on the unit's
+ * storage device of fsdp_unit_slice_numel(unit) floats, indexed as fsdp_slice.state_offset says; borrowed. Where the unit has none yet
+ * it is made, of zeros: FSDP_ERR_NOMEM. */
 FSDP_API int fsdp_optim_state_kinds(const fsdp_optim *optim);
 FSDP_API const char *fsdp_optim_state_name(const fsdp_optim *optim, int kind);
 FSDP_API fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind, float **state) FSDP_NODISCARD;
+/* Whether it has any yet: all of what it has not is 0. */
+FSDP_API bool fsdp_optim_has_state(const fsdp_optim *optim, const fsdp_unit *unit);
 /* Steps that a parameter has had: t of AdamW; of a unit: those of the one that has had most; sets all. */
 FSDP_API int64_t fsdp_optim_param_steps(const fsdp_optim *optim, const fsdp_unit *unit, int param);
 FSDP_API void fsdp_optim_set_param_steps(fsdp_optim *optim, const fsdp_unit *unit, int param, int64_t steps);

@@ -123,17 +123,6 @@ static fsdp_status check_all(loading *l)
     return check_ties(l);
 }
 
-static fsdp_status prepare(loading *l)
-{
-    FSDPI_NEW(l->name, l->c->count);
-    FSDPI_NEW(l->chosen, l->c->count);
-    FSDP_TRY(fsdp_checkpoint_reader_open(&l->reader, l->path));
-    FSDP_TRY(check_all(l));
-    return fsdpi_put_make(&l->put, l->c, l->chosen);
-}
-
-/* ---- setting ---- */
-
 static fsdp_status source(const fsdpi_entry *e, int64_t first, int64_t numel, void *out, void *arg)
 {
     const loading *l = arg;
@@ -141,6 +130,19 @@ static fsdp_status source(const fsdpi_entry *e, int64_t first, int64_t numel, vo
     return e->kind == FSDPI_ENTRY_BUFFER ? fsdp_checkpoint_reader_read_raw(l->reader, name, first, numel, out)
                                          : fsdp_checkpoint_reader_read(l->reader, name, first, numel, out);
 }
+
+/* Before anything is set. */
+static fsdp_status prepare(loading *l)
+{
+    FSDPI_NEW(l->name, l->c->count);
+    FSDPI_NEW(l->chosen, l->c->count);
+    FSDP_TRY(fsdp_checkpoint_reader_open(&l->reader, l->path));
+    FSDP_TRY(check_all(l));
+    FSDP_TRY(fsdpi_put_make(&l->put, l->c, l->chosen));
+    return fsdpi_put_make_states(l->put, source, l);
+}
+
+/* ---- setting ---- */
 
 /* Nothing here may fail on one rank alone: a fill is collective. */
 static fsdp_status load_params(loading *l)

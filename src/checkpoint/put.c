@@ -93,10 +93,27 @@ fsdp_status fsdpi_put_unit(fsdpi_put *p, int first, fsdpi_source_fn source, void
 
 /* ---- the rest ---- */
 
+fsdp_status fsdpi_put_make_states(fsdpi_put *p, fsdpi_source_fn source, void *arg)
+{
+    for (int i = 0; i < p->c->count; i++) {
+        const fsdpi_entry *e = &p->c->entry[i];
+        if (!p->chosen[i] || !fsdpi_entry_is_unmade(e)) continue;
+        fsdpi_range_of kept = fsdpi_entry_kept(e);
+        bool zero = true;
+        for (int64_t done = 0; done < kept.numel && zero; done += CHUNK) {
+            int64_t n = kept.numel - done < CHUNK ? kept.numel - done : CHUNK;
+            FSDP_TRY(source(e, kept.first + done, n, p->host, arg));
+            zero = fsdpi_is_zero(p->host, (size_t)n * sizeof(float));
+        }
+        if (!zero) FSDP_TRY(fsdpi_entry_make(e));
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdpi_put_tensor(fsdpi_put *p, const fsdpi_entry *e, fsdpi_source_fn source, void *arg)
 {
     fsdpi_range_of kept = fsdpi_entry_kept(e);
-    if (kept.numel == 0) return FSDP_OK;
+    if (kept.numel == 0 || fsdpi_entry_is_unmade(e)) return FSDP_OK;
     if (e->kind == FSDPI_ENTRY_BUFFER) {
         FSDP_TRY(source(e, kept.first, kept.numel, kept.at, arg));
         return fsdpi_entry_settle(e);

@@ -21,7 +21,9 @@ fsdp_status fsdpi_put_unit(fsdpi_put *p, int first, fsdpi_source_fn source, void
 /* Whether entry i is the first chosen parameter of its unit. */
 bool fsdpi_put_begins_unit(const fsdpi_put *p, int i);
 
-/* Not collective. This rank's part of a STATE or BUFFER entry. */
+/* Not collective, before anything is set: chosen state that its optimizer has not made, and that is to be other than 0, is made. */
+fsdp_status fsdpi_put_make_states(fsdpi_put *p, fsdpi_source_fn source, void *arg);
+/* Not collective. This rank's part of a STATE or BUFFER entry. State that is still not made stays so: what comes is 0. */
 fsdp_status fsdpi_put_tensor(fsdpi_put *p, const fsdpi_entry *e, fsdpi_source_fn source, void *arg);
 
 #endif

@@ -213,11 +213,9 @@ fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim)
         fsdpi_entry p = c->entry[i];
         if (p.kind != FSDPI_ENTRY_PARAM || !in_list(fsdp_optim_units(optim), p.unit)) continue;
         for (int k = 0; k < fsdp_optim_state_kinds(optim); k++) {
-            float *state;
-            FSDP_TRY(fsdp_optim_state(optim, p.unit, k, &state));
             snprintf(prefix, sizeof(prefix), "optim.%s.", fsdp_optim_state_name(optim, k));
             snprintf(name, sizeof(name), "%s%s", prefix, p.name);
-            FSDP_TRY(fsdp_checkpoint_add_state(c, name, p.unit, p.index, state));
+            FSDP_TRY(add_tensor(c, name, (fsdpi_entry){ .kind = FSDPI_ENTRY_STATE, .unit = p.unit, .index = p.index, .optim = optim, .state_kind = k }));
             FSDP_TRY(add_second_names(c, i, prefix));
         }
         snprintf(name, sizeof(name), "optim.steps.%s", p.name);
@@ -316,6 +314,38 @@ fsdp_status fsdpi_registry_same(const fsdp_checkpoint *c, const char *call)
     return FSDP_OK;
 }
 
+bool fsdpi_entry_is_unmade(const fsdpi_entry *e)
+{
+    return e->kind == FSDPI_ENTRY_STATE && e->optim != NULL && !fsdp_optim_has_state(e->optim, e->unit);
+}
+
+fsdp_status fsdpi_entry_make(const fsdpi_entry *e)
+{
+    float *state;
+    return fsdp_optim_state(e->optim, e->unit, e->state_kind, &state);
+}
+
+bool fsdpi_is_zero(const void *p, size_t bytes)
+{
+    const char *x = p;
+    return bytes == 0 || (x[0] == 0 && memcmp(x, x + 1, bytes - 1) == 0);
+}
+
+/* NULL: it lies nowhere. */
+static float *array_of(const fsdpi_entry *e)
+{
+    float *state = e->state;
+    if (e->optim == NULL) return state;
+    return !fsdpi_entry_is_unmade(e) && fsdp_optim_state(e->optim, e->unit, e->state_kind, &state) == FSDP_OK ? state : NULL;
+}
+
+static void *place_of(const fsdpi_entry *e, const fsdp_slice *s)
+{
+    if (e->kind == FSDPI_ENTRY_PARAM) return s->master;
+    float *state = array_of(e);
+    return state != NULL ? state + s->state_offset : NULL;
+}
+
 fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e)
 {
     const fsdp_slice *slice;
@@ -323,8 +353,7 @@ fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e)
     if (e->kind == FSDPI_ENTRY_BUFFER) return (fsdpi_range_of){ 0, e->numel, e->value };
     fsdp_unit_slices(e->unit, &slice, &n);
     for (int i = 0; i < n; i++)
-        if (slice[i].param == e->index && slice[i].numel > 0)
-            return (fsdpi_range_of){ slice[i].offset, slice[i].numel, e->kind == FSDPI_ENTRY_PARAM ? slice[i].master : e->state + slice[i].state_offset };
+        if (slice[i].param == e->index && slice[i].numel > 0) return (fsdpi_range_of){ slice[i].offset, slice[i].numel, place_of(e, &slice[i]) };
     return (fsdpi_range_of){ 0 };
 }
 

@@ -27,8 +27,9 @@ typedef struct fsdpi_entry {
     char *name;
     fsdp_unit *unit; /* PARAM, STATE, STEPS */
     int index;
-    float *state;       /* STATE: the unit's array */
-    fsdp_optim *optim;  /* STEPS */
+    float *state;       /* STATE: the unit's array; NULL: an optimizer's, which may not have made it yet */
+    fsdp_optim *optim;  /* STEPS, and STATE of one: number state_kind */
+    int state_kind;
     void *value;        /* I64, F64, BUFFER */
     fsdp_module *module; /* BUFFER: whose number `index` it is; then value is a copy, the entry's own. NULL: the program's */
     char *text;         /* TEXT */
@@ -68,7 +69,7 @@ uint64_t fsdpi_registry_hash(const fsdp_checkpoint *c);
 fsdp_status fsdpi_registry_same(const fsdp_checkpoint *c, const char *call);
 
 /* A range of a tensor entry: elements [first, first + numel), and where the first of them lies: on the unit's storage device, or (a
- * buffer) in host memory. NULL where numel is 0. */
+ * buffer) in host memory. NULL where numel is 0, and where they lie nowhere: all are 0. */
 typedef struct fsdpi_range_of {
     int64_t first, numel;
     void *at;
@@ -80,5 +81,12 @@ bool fsdpi_entry_is_each_ranks(const fsdp_checkpoint *c, const fsdpi_entry *e);
 fsdpi_range_of fsdpi_entry_range(const fsdp_checkpoint *c, const fsdpi_entry *e);
 /* What this rank has to load of it: in mode none, and of a buffer, all. */
 fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e);
+
+/* Whether it is state that an optimizer has not made. */
+bool fsdpi_entry_is_unmade(const fsdpi_entry *e);
+/* Not collective. It is now, of zeros. */
+fsdp_status fsdpi_entry_make(const fsdpi_entry *e);
+/* Whether all bytes are. */
+bool fsdpi_is_zero(const void *p, size_t bytes);
 
 #endif

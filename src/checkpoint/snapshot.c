@@ -98,7 +98,8 @@ static fsdp_status copy_all(const fsdpi_snapshot *s, char *to)
         const fsdpi_saved *t = &s->saved[i];
         size_t bytes = (size_t)t->numel * fsdp_dtype_bytes(t->dtype);
         if (bytes == 0) continue;
-        if (t->stream != NULL) st = fsdp_stream_copy(t->stream, to, t->at, bytes);
+        if (t->at == NULL) memset(to, 0, bytes);
+        else if (t->stream != NULL) st = fsdp_stream_copy(t->stream, to, t->at, bytes);
         else memcpy(to, t->at, bytes);
         to += bytes;
     }
@@ -150,6 +151,10 @@ void fsdpi_snapshot_unstage(fsdpi_snapshot *s)
 fsdp_status fsdpi_saved_read(const fsdpi_saved *t, int64_t done, int64_t numel, void *host)
 {
     size_t size = fsdp_dtype_bytes(t->dtype);
+    if (t->at == NULL) {
+        memset(host, 0, (size_t)numel * size);
+        return FSDP_OK;
+    }
     const char *from = t->at + (size_t)done * size;
     if (t->stream == NULL) {
         memcpy(host, from, (size_t)numel * size);

@@ -17,7 +17,7 @@ typedef struct fsdpi_saved {
     int ndim;
     int64_t shape[FSDP_MAX_DIMS];
     int64_t first, numel; /* this rank's range */
-    const char *at;       /* of its first element */
+    const char *at;       /* of its first element; NULL: they lie nowhere, and all are 0 */
     fsdp_stream *stream;  /* to read it with; NULL: it is host memory */
 } fsdpi_saved;
 

@@ -275,6 +275,7 @@ static fsdp_status take_memory(loading *l)
         if (!l->chosen[i] || !fsdpi_entry_is_tensor(e)) continue;
         size_t bytes = e->kind == FSDPI_ENTRY_BUFFER ? (size_t)e->numel * fsdp_dtype_bytes(e->dtype) : (size_t)fsdp_unit_slice_numel(e->unit) * sizeof(float);
         most = bytes > most ? bytes : most;
+        if (fsdpi_entry_is_unmade(e) && !l->sources.zero[i]) FSDP_TRY(fsdpi_entry_make(e));
     }
     l->staging = fsdpi_calloc(most, 1);
     FSDP_FAIL_IF(l->staging == NULL, FSDP_ERR_NOMEM, "no memory to load %zu bytes", most);

@@ -66,6 +66,7 @@ typedef struct told_piece {
     int entry, rank; /* entry -1: none */
     int64_t first, numel;
     uint64_t hash; /* of a whole tensor's elements; 0: it is not whole */
+    bool zero;     /* all of them are; only looked for in an optimizer's state */
 } told_piece;
 
 static int by_place(const void *a, const void *b)
@@ -92,7 +93,8 @@ static int list_pieces(const fsdp_checkpoint *c, const fsdp_state *s, const char
         for (int k = 0; name[i] != NULL && k < s->count; k++) {
             const fsdp_state_tensor *t = &s->tensor[k];
             if (t->count == 0 || strcmp(t->name, name[i]) != 0) continue;
-            if (list != NULL) list[n] = (told_piece){ i, c->comm->rank, t->first, t->count, hash_of(t) };
+            bool zero = list != NULL && c->entry[i].optim != NULL && fsdpi_is_zero(t->data, (size_t)t->count * fsdp_dtype_bytes(t->dtype));
+            if (list != NULL) list[n] = (told_piece){ i, c->comm->rank, t->first, t->count, hash_of(t), zero };
             n++;
         }
     }
@@ -107,8 +109,10 @@ static fsdp_status cover_all(fsdpi_sources *out, const fsdp_checkpoint *c, const
         int64_t at = 0, numel = name[i] != NULL ? c->entry[i].numel : 0;
         const told_piece *whole = NULL;
         out->at[i] = n;
+        out->zero[i] = true;
         for (; k < count && all[k].entry == i; k++) {
             const told_piece *p = &all[k];
+            out->zero[i] &= p->zero;
             /* What each rank keeps for itself may differ in a local dictionary, from which each takes its own. */
             if (p->hash != 0 && whole != NULL && !(local && fsdpi_entry_is_each_ranks(c, &c->entry[i])))
                 FSDP_FAIL_IF(p->hash != whole->hash, FSDP_ERR_INVALID, "fsdp_state_load: ranks %d and %d have different values of \"%s\": which of them counts?",
@@ -138,7 +142,8 @@ fsdp_status fsdpi_sources_find(fsdpi_sources *out, const fsdp_checkpoint *c, con
     told_piece *list = fsdpi_calloc((size_t)most, sizeof(*list)), *all = fsdpi_calloc(count, sizeof(*all));
     out->cover = fsdpi_calloc(count, sizeof(*out->cover));
     out->at = fsdpi_calloc((size_t)c->count + 1, sizeof(*out->at));
-    fsdp_status st = list != NULL && all != NULL && out->cover != NULL && out->at != NULL
+    out->zero = fsdpi_calloc((size_t)c->count, sizeof(*out->zero));
+    fsdp_status st = list != NULL && all != NULL && out->cover != NULL && out->at != NULL && out->zero != NULL
                          ? FSDP_OK
                          : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "no memory to load %lld pieces of %d ranks", (long long)most, comm->size);
     st = fsdp_comm_agree(comm, st);
@@ -162,4 +167,5 @@ void fsdpi_sources_free(fsdpi_sources *s)
 {
     fsdpi_free(s->cover);
     fsdpi_free(s->at);
+    fsdpi_free(s->zero);
 }

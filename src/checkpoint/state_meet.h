@@ -14,6 +14,7 @@ fsdp_status fsdpi_state_meet(const fsdp_checkpoint *c, const fsdp_state *given, 
 typedef struct fsdpi_sources {
     fsdpi_cover *cover; /* those of entry i: [at[i], at[i + 1]) */
     int *at;
+    bool *zero; /* of state that an optimizer may not have made: all of it is 0. Not looked for in others */
 } fsdpi_sources;
 
 /* Collective. name[i]: of entry i in the dictionary; NULL: it is not wanted. FSDP_ERR_INVALID, on every rank: elements that are on

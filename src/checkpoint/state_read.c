@@ -97,6 +97,10 @@ static fsdp_status to_host(const fsdpi_entry *e, const fsdpi_range_of *part, voi
 {
     size_t bytes = (size_t)part->numel * fsdp_dtype_bytes(e->dtype);
     if (bytes == 0) return FSDP_OK;
+    if (part->at == NULL) {
+        memset(out, 0, bytes);
+        return FSDP_OK;
+    }
     if (e->kind == FSDPI_ENTRY_BUFFER) {
         memcpy(out, part->at, bytes);
         return FSDP_OK;

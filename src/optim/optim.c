@@ -19,7 +19,7 @@ typedef enum optim_kind { SGD, ADAMW } optim_kind;
 /* A unit's part of an optimizer. */
 typedef struct part {
     fsdp_unit *unit;
-    float *state[2];  /* arena blocks of the unit's device */
+    float *state[2];  /* arena blocks of the unit's device; NULL: there is none yet, all of it is 0 */
     int64_t *steps;          /* per parameter: one that is frozen has none */
     float *decay, *lr_scale; /* per parameter, from the groups */
 } part;
@@ -54,16 +54,43 @@ static fsdp_status init_groups(fsdp_optim *o, part *p, const fsdp_optim_group *g
     return FSDP_OK;
 }
 
+static void drop_state(part *p)
+{
+    for (int k = 0; k < 2; k++) {
+        fsdpi_arena_free(p->unit->store->arena, p->state[k]);
+        p->state[k] = NULL;
+    }
+}
+
+/* All kinds of it, or none. */
+static fsdp_status make_state(const fsdp_optim *o, part *p)
+{
+    const fsdpi_devctx *d = p->unit->store;
+    size_t bytes = (size_t)fsdp_unit_slice_numel(p->unit) * sizeof(float);
+    fsdp_status st = FSDP_OK;
+    for (int k = 0; k < o->states && st == FSDP_OK; k++) {
+        void *s;
+        st = fsdpi_arena_alloc(d->arena, bytes, &s);
+        if (st != FSDP_OK) break;
+        p->state[k] = s;
+        st = fsdpi_stream_fill(d->compute, s, 0, bytes);
+    }
+    if (st == FSDP_OK) return FSDP_OK;
+    drop_state(p);
+    FSDP_FAIL_IF(st == FSDP_ERR_NOMEM, st, "no memory for the optimizer's state of unit \"%s\": %d x %zu bytes", fsdp_unit_name(p->unit), o->states, bytes);
+    return fsdp_error_through(st, __func__, __FILE__, __LINE__);
+}
+
+static bool lacks_state(const fsdp_optim *o, const part *p)
+{
+    return o->states > 0 && p->state[0] == NULL;
+}
+
 static fsdp_status init_part(fsdp_optim *o, part *p, fsdp_unit *u, const fsdp_optim_group *groups, int count)
 {
     p->unit = u;
-    size_t bytes = (size_t)fsdp_unit_slice_numel(u) * sizeof(float);
-    for (int k = 0; k < o->states; k++) {
-        void *s;
-        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, bytes, &s));
-        p->state[k] = s;
-        FSDP_TRY(fsdpi_stream_fill(u->store->compute, s, 0, bytes));
-    }
+    /* What trains takes its memory now, so that nothing is taken after the first step; what is frozen may never need any. */
+    if (fsdpi_unit_trains(u)) FSDP_TRY(make_state(o, p));
     return init_groups(o, p, groups, count);
 }
 
@@ -173,8 +200,7 @@ void fsdp_optim_destroy(fsdp_optim *o)
     if (o == NULL) return;
     for (int i = 0; o->part != NULL && i < o->count; i++) {
         part *p = &o->part[i];
-        for (int k = 0; k < 2; k++)
-            if (p->state[k] != NULL) fsdpi_arena_free(p->unit->store->arena, p->state[k]);
+        if (p->unit != NULL) drop_state(p);
         fsdpi_free(p->steps);
         fsdpi_free(p->decay);
         fsdpi_free(p->lr_scale);
@@ -216,8 +242,18 @@ fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind,
     part *p = part_of(optim, unit);
     FSDP_FAIL_IF(p == NULL || kind < 0 || kind >= optim->states, FSDP_ERR_INVALID,
                  "fsdp_optim_state: unit \"%s\" has no state of kind %d in this optimizer", fsdp_unit_name(unit), kind);
+    if (lacks_state(optim, p)) {
+        FSDPI_CALL(unit->rt->comm);
+        FSDP_TRY(make_state(optim, p));
+    }
     *state = p->state[kind];
     return FSDP_OK;
+}
+
+bool fsdp_optim_has_state(const fsdp_optim *optim, const fsdp_unit *unit)
+{
+    const part *p = part_of(optim, unit);
+    return p != NULL && optim->states > 0 && !lacks_state(optim, p);
 }
 
 int64_t fsdp_optim_unit_steps(const fsdp_optim *optim, const fsdp_unit *unit)
@@ -365,6 +401,14 @@ static fsdp_status scale_of(const fsdp_step_opts *s, double weight, double *scal
     return FSDP_OK;
 }
 
+/* State of what is updated for the first time. */
+static fsdp_status make_missing(fsdp_optim *o)
+{
+    for (int i = 0; i < o->count; i++)
+        if (o->part[i].unit->step_grad != NULL && lacks_state(o, &o->part[i])) FSDP_TRY(make_state(o, &o->part[i]));
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
 {
     fsdp_step_opts s = opts != NULL ? *opts : (fsdp_step_opts){ 0 };
@@ -373,7 +417,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     if (o->count == 0 && s.over == NULL) return FSDP_OK;
     double norm = 0, weight = 0, scale = 1;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
-    fsdp_status st = fsdp_step_norm(fsdp_optim_units(o), &(fsdp_norm_opts){ .p = s.clip_p, .over = s.over }, &norm, &weight);
+    fsdp_status st = fsdpi_step_norm(fsdp_optim_units(o), &(fsdp_norm_opts){ .p = s.clip_p, .over = s.over }, make_missing(o), &norm, &weight);
     if (st == FSDP_OK) st = scale_of(&s, weight, &scale);
     if (st != FSDP_OK) { /* nothing was written: it can be done again */
         fsdpi_step_leave(fsdp_optim_units(o));

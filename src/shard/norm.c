@@ -131,6 +131,7 @@ static void add_weights(fsdpi_xsum *sum, fsdp_unit_list units)
 typedef struct norm_part {
     fsdpi_xsum sum, weight;
     uint32_t largest;
+    bool failed;
 } norm_part;
 _Static_assert(sizeof(norm_part) <= FSDPI_SLOT, "told in one piece");
 
@@ -143,6 +144,7 @@ static fsdp_status combine(fsdp_comm *comm, const char *name, norm_part *part)
         fsdpi_xsum_merge(&total.sum, &told.sum);
         fsdpi_xsum_merge(&total.weight, &told.weight);
         if (told.largest > total.largest) total.largest = told.largest;
+        total.failed |= told.failed;
     }
     *part = total;
     return FSDP_OK;
@@ -203,22 +205,28 @@ static fsdp_status norm_of(fsdp_unit_list units, fsdp_comm *comm, double p, norm
     return FSDP_OK;
 }
 
-fsdp_status fsdp_step_norm(fsdp_unit_list units, const fsdp_norm_opts *opts, double *norm, double *weight)
+fsdp_status fsdpi_step_norm(fsdp_unit_list units, const fsdp_norm_opts *opts, fsdp_status mine, double *norm, double *weight)
 {
     fsdp_norm_opts o = opts != NULL ? *opts : (fsdp_norm_opts){ 0 };
     fsdp_comm *comm;
     if (o.p == 0) o.p = 2;
     FSDP_FAIL_IF(!(o.p > 0), FSDP_ERR_INVALID, "fsdp_step_norm: p is %g: it must be more than 0, or INFINITY", o.p);
-    FSDPI_LIST_CALL(units, __func__);
+    FSDPI_LIST_CALL(units, "fsdp_step_norm");
     FSDP_TRY(fsdpi_list_check(units, FSDPI_EV_STEP_END));
     FSDP_TRY(communicator_of(&comm, units, o.over));
-    norm_part part = { 0 };
+    norm_part part = { .failed = mine != FSDP_OK };
     double value = 0;
     add_weights(&part.weight, units);
     FSDP_TRY(norm_of(units, comm, o.p, &part, &value));
+    if (part.failed) return fsdpi_comm_agree_in(comm, FSDPI_OP_NORM, NULL, mine); /* who, and why */
     if (norm != NULL) *norm = value;
     if (weight != NULL) *weight = fsdpi_xsum_round(&part.weight);
     return FSDP_OK;
+}
+
+fsdp_status fsdp_step_norm(fsdp_unit_list units, const fsdp_norm_opts *opts, double *norm, double *weight)
+{
+    return fsdpi_step_norm(units, opts, FSDP_OK, norm, weight);
 }
 
 fsdp_status fsdp_step_grad_norm(fsdp_unit_list units, double *norm, double *weight)

@@ -194,6 +194,8 @@ static taken taken_now(const mini *m)
 typedef struct phase {
     int states, sums;
     unsigned whole, backward, stepping, written;
+    unsigned stateless; /* without optimizer state */
+    unsigned sumless;   /* without sums */
     bool windows;
 } phase;
 
@@ -202,7 +204,8 @@ static taken predicted(const mini *m, size_t at_rest, phase p)
     taken b = { .shared = at_rest };
     for (int u = 0; u < MINI_UNITS; u++) {
         fsdpi_footprint f = fsdpi_unit_footprint(m->unit[u]);
-        b.arena += f.master + f.published + (size_t)p.states * (size_t)fsdp_unit_slice_numel(m->unit[u]) * sizeof(float) + (size_t)p.sums * f.sum;
+        b.arena += f.master + f.published + (p.sumless >> u & 1 ? 0 : (size_t)p.sums * f.sum);
+        b.arena += p.stateless >> u & 1 ? 0 : (size_t)p.states * (size_t)fsdp_unit_slice_numel(m->unit[u]) * sizeof(float);
         b.arena += (p.stepping >> u & 1 ? f.step : 0) + (p.written >> u & 1 ? f.summoned : 0) + (p.backward >> u & 1 ? f.block : 0);
         b.gathered += p.whole >> u & 1 ? f.gathered : 0;
         b.shared += f.shared;
@@ -297,6 +300,51 @@ static void test_every_byte_of_meshes_and_types(void **state)
     static mini_opts some[] = { { .shards = 2 }, { .reduce_dtype = FSDP_BF16 }, { .param_dtype = FSDP_BF16 }, { .grad_dtype = FSDP_F16 },
                                 { .shards = 2, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16, .grad_dtype = FSDP_BF16 } };
     for (int i = SANITIZED ? 4 : 0; i < 5; i++) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 4, 0 }, .arg = &some[i] });
+}
+
+/* ---- state of what is frozen ---- */
+
+static fsdp_status expect_own(const mini *m, phase p, const char *when)
+{
+    size_t want = predicted(m, 0, p).arena, got = taken_now(m).arena;
+    FSDP_FAIL_IF(got != want, FSDP_ERR_INTERNAL, "%s: %zu bytes, predicted %zu", when, got, want);
+    for (int u = 0; u < MINI_UNITS; u++) rank_check(fsdp_optim_has_state(m->optim, m->unit[u]) == !(p.stateless >> u & 1));
+    return FSDP_OK;
+}
+
+/* A trunk that is frozen when the optimizer is made takes no state, whatever the head does, until one of its units is trained: that one
+ * gets its own then, keeps it, and takes nothing more after that step. */
+static fsdp_status frozen_trunk(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    const unsigned trunk = 1u << MINI_A | 1u << MINI_B | 1u << MINI_BIG;
+    mini m;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .frozen = trunk }));
+    phase now = { .states = 2, .stateless = trunk, .sumless = trunk };
+    FSDP_TRY(expect_own(&m, now, "with a frozen trunk"));
+    now.sums = 1;
+    for (int step = 0; step < 5; step++) {
+        if (step == 2) {
+            FSDP_TRY(fsdp_unit_set_frozen(m.unit[MINI_BIG], 2, false));
+            FSDP_TRY(expect_own(&m, now, "unfrozen, and not yet trained"));
+            now.stateless = now.sumless = trunk & ~(1u << MINI_BIG);
+        }
+        if (step == 4) FSDP_TRY(mini_freeze(&m, MINI_BIG, true)); /* what it has it keeps */
+        FSDP_TRY(mini_step(&m, MINI_NESTED, step, fsdp_comm_size(comm)));
+        FSDP_TRY(expect_own(&m, now, "after a step"));
+    }
+    float *state; /* who asks for an address wants to use it */
+    FSDP_TRY(fsdp_optim_state(m.optim, m.unit[MINI_A], 1, &state));
+    now.stateless = 1u << MINI_B;
+    FSDP_TRY(expect_own(&m, now, "asked for"));
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_what_never_trains_takes_no_state(void **state)
+{
+    (void)state;
+    in_corners(frozen_trunk, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 } });
 }
 
 /* A communicator that goes takes everything along. */
@@ -516,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_nothing_is_taken_after_the_first_step),
         cmocka_unit_test(test_every_byte_is_predicted),
         cmocka_unit_test(test_every_byte_of_meshes_and_types),
+        cmocka_unit_test(test_what_never_trains_takes_no_state),
         cmocka_unit_test(test_a_communicator_takes_all_along),
         cmocka_unit_test(test_pss_stays_within_what_is_predicted),
         cmocka_unit_test(test_messages_are_counted),

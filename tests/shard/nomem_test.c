@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "comm/comm.h"
+#include "shard/unit.h"
 
 /* ---- one rank of three ---- */
 
@@ -93,6 +94,63 @@ static void test_an_optimizer_is_made_on_all_ranks_or_on_none(void **state)
 {
     (void)state;
     in_corners(optimizer_on_all_or_none, &(corners){ .ranks = (const int[]){ 3, 0 }, .processes_only = true, .all_modes = true });
+}
+
+enum { NEVER = 1000 };
+
+/* What was frozen when the optimizer was made is trained: its state is made in the step. Rank 1 has no memory for the n-th thing that it takes
+ * there: no rank makes the step; then there is memory, and all do. *hit: whether there was such a thing. */
+static fsdp_status train_what_was_frozen(fsdp_comm *comm, fsdp_mode mode, int n, float *param, bool *hit, bool *failed)
+{
+    mini m;
+    float before[1024];
+    fsdp_step_opts o = { .clip_p = n % 2 ? 3 : 2 }; /* one exchange, or two */
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = mode, .frozen = (1u << MINI_UNITS) - 1 }));
+    for (int u = 0; u < MINI_UNITS; u++) FSDP_TRY(mini_freeze(&m, u, false));
+    FSDP_TRY(mini_leaf(&m, "F5 F1 B5 B1", fsdp_comm_rank(comm)));
+    FSDP_TRY(mini_read(&m, before));
+    fsdpi_arena_trim(m.unit[0]->store->arena);
+    if (fsdp_comm_rank(comm) == 1) fsdpi_alloc_fail_at(n);
+    fsdp_status st = fsdp_optim_step(m.optim, &o);
+    double made = (double)fsdpi_alloc_fail_at(0);
+    *failed = st != FSDP_OK;
+    if (*failed) {
+        if (st != FSDP_ERR_NOMEM || strstr(fsdp_last_error_message(), "rank 1: no memory for the optimizer's state of unit \"") == NULL) return st;
+        FSDP_TRY(mini_read(&m, param));
+        rank_check(memcmp(before, param, (size_t)mini_numel() * sizeof(float)) == 0);
+        rank_check(fsdp_optim_unit_steps(m.optim, m.unit[MINI_A]) == 0 && fsdp_optim_unit_steps(m.optim, m.unit[MINI_BIG]) == 0);
+        FSDP_TRY(fsdp_optim_step(m.optim, &o));
+    }
+    rank_check(!fsdp_optim_has_state(m.optim, m.unit[MINI_B]) && fsdp_optim_unit_steps(m.optim, m.unit[MINI_A]) == 1);
+    FSDP_TRY(mini_read(&m, param));
+    FSDP_TRY(fsdp_comm_max(comm, &made, 1));
+    *hit = made >= n;
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static fsdp_status step_on_all_or_none(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    float want[1024] = { 0 }, got[1024] = { 0 };
+    int failures = 0;
+    bool hit = true, failed;
+    FSDP_TRY(train_what_was_frozen(comm, c->mode, NEVER, want, &hit, &failed));
+    rank_check(!hit && !failed);
+    hit = true;
+    for (int n = 1; hit; n++) {
+        FSDP_TRY(train_what_was_frozen(comm, c->mode, n, got, &hit, &failed));
+        rank_check(n < NEVER && memcmp(want, got, sizeof(want)) == 0);
+        failures += failed;
+    }
+    rank_check(failures >= 4); /* two units, two kinds */
+    return FSDP_OK;
+}
+
+static void test_state_of_a_step_on_all_ranks_or_on_none(void **state)
+{
+    (void)state;
+    in_corners(step_on_all_or_none, &(corners){ .ranks = (const int[]){ 3, 0 }, .device = "cpu", .processes_only = true });
 }
 
 /* ---- one rank alone: all that a program does ---- */
@@ -342,6 +400,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_unit_is_made_on_all_ranks_or_on_none),
         cmocka_unit_test(test_an_optimizer_is_made_on_all_ranks_or_on_none),
+        cmocka_unit_test(test_state_of_a_step_on_all_ranks_or_on_none),
         cmocka_unit_test(test_what_failed_can_be_done_again),
         cmocka_unit_test(test_what_failed_on_a_queue_can_be_done_again),
         cmocka_unit_test(test_one_rank_runs_out_of_memory),

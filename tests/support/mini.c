@@ -154,6 +154,12 @@ fsdp_unit_list mini_list(const mini *m)
     return (fsdp_unit_list){ m->unit, MINI_UNITS };
 }
 
+fsdp_status mini_freeze(mini *m, int unit, bool frozen)
+{
+    for (int i = 0; i < units[unit].count; i++) FSDP_TRY(fsdp_unit_set_frozen(m->unit[unit], i, frozen));
+    return FSDP_OK;
+}
+
 fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts)
 {
     static const mini_opts usual = { 0 };
@@ -167,6 +173,7 @@ fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts)
                                .exact_eval = opts->exact_eval, .reshard_group = opts->reshard_group, .storage_device = m->storage, .compute_device = m->device, .prefetch = opts->prefetch };
         FSDP_TRY(fsdp_unit_create(&m->unit[u], comm, units[u].param, units[u].count, &uo));
         FSDP_TRY(fsdp_unit_init(m->unit[u], init, NULL));
+        if (opts->frozen >> u & 1) FSDP_TRY(mini_freeze(m, u, true));
     }
     if (opts->sgd) return fsdp_optim_create_sgd(&m->optim, mini_list(m), &(fsdp_sgd_opts){ .lr = 0.05f, .momentum = 0.9f, .weight_decay = 0.01f });
     return fsdp_optim_create_adamw(&m->optim, mini_list(m), &(fsdp_adamw_opts){ .lr = 0.02f, .weight_decay = 0.1f });

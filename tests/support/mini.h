@@ -41,6 +41,7 @@ typedef struct mini_opts {
     const char *storage; /* NULL: device */
     int prefetch;
     bool sgd; /* else AdamW */
+    unsigned frozen; /* bits of units: frozen, all of their parameters, before the optimizer is made */
 } mini_opts;
 
 enum { MINI_LEAVES = 4096 };
@@ -57,6 +58,8 @@ fsdp_status mini_leaf(mini *m, const char *script, int64_t leaf);
 fsdp_status mini_step(mini *m, const char *script, int64_t step, int leaves);
 
 fsdp_unit_list mini_list(const mini *m);
+/* All parameters of a unit. */
+fsdp_status mini_freeze(mini *m, int unit, bool frozen);
 int mini_numel(void);
 /* All parameters, whole, on every rank; room for mini_numel(). */
 fsdp_status mini_read(mini *m, float *out);
