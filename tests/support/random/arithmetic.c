@@ -4,6 +4,11 @@
 #include <math.h>
 #include <stddef.h>
 
+float model_rounded(fsdp_dtype t, float x)
+{
+    return t == FSDP_BF16 ? fsdp_bf16_to_f32(fsdp_bf16_from_f32(x)) : t == FSDP_F16 ? fsdp_f16_to_f32(fsdp_f16_from_f32(x)) : x;
+}
+
 float model_noise(uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t h = a * 0x9e3779b1u ^ b * 0x85ebca77u ^ c * 0xc2b2ae3du;

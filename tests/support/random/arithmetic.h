@@ -6,8 +6,12 @@
 
 #include "support/random/calls.h"
 
+#include <fsdp/dtype.h>
+
 enum { MODEL_UNITS = 5, MODEL_PARAMS = 3, MODEL_TOTAL = 512, MODEL_RANKS = 5, MODEL_PASSES = 3, MODEL_ROUNDS = 4, MODEL_WEIGHTS = 64 };
 
+/* To the nearest value of a type, once. */
+float model_rounded(fsdp_dtype t, float x);
 float model_noise(uint32_t a, uint32_t b, uint32_t c);
 float model_value(uint32_t salt, int unit, int param, int64_t i);
 float model_mix(float number, const float *p, int64_t numel, uint64_t leaf, int param);

@@ -33,14 +33,24 @@ typedef struct args {
     int count;
     bool poison;
     int64_t numel[MODEL_PARAMS];
-    const float *p[MODEL_PARAMS];
+    const void *p[MODEL_PARAMS];
+    fsdp_dtype dtype; /* of p */
     float *g[MODEL_PARAMS], beta[MODEL_PARAMS];
 } args;
+
+static const float *widened(const fsdp_kernel *k, const args *a, int i, float *room)
+{
+    const void *p = fsdp_kernel_ptr(k, a->p[i]);
+    if (a->dtype == FSDP_F32) return p;
+    for (int64_t j = 0; j < a->numel[i]; j++) room[j] = a->dtype == FSDP_BF16 ? fsdp_bf16_to_f32(((const uint16_t *)p)[j]) : fsdp_f16_to_f32(((const uint16_t *)p)[j]);
+    return room;
+}
 
 static fsdp_status k_forward(const fsdp_kernel *k, const void *v)
 {
     const args *a = v;
-    for (int i = 0; i < a->count; i++) *a->number = model_mix(*a->number, fsdp_kernel_ptr(k, a->p[i]), a->numel[i], a->leaf, i);
+    float room[MODEL_TOTAL];
+    for (int i = 0; i < a->count; i++) *a->number = model_mix(*a->number, widened(k, a, i, room), a->numel[i], a->leaf, i);
     *a->number += 0.25f;
     return FSDP_OK;
 }
@@ -48,8 +58,9 @@ static fsdp_status k_forward(const fsdp_kernel *k, const void *v)
 static fsdp_status k_backward(const fsdp_kernel *k, const void *v)
 {
     const args *a = v;
+    float room[MODEL_TOTAL];
     for (int i = 0; i < a->count; i++)
-        if (a->g[i] != NULL) model_gradient(fsdp_kernel_ptr(k, a->g[i]), a->beta[i] != 0, *a->number, fsdp_kernel_ptr(k, a->p[i]), a->numel[i], a->leaf, i, a->poison);
+        if (a->g[i] != NULL) model_gradient(fsdp_kernel_ptr(k, a->g[i]), a->beta[i] != 0, *a->number, widened(k, a, i, room), a->numel[i], a->leaf, i, a->poison);
     *a->number *= 0.75f;
     return FSDP_OK;
 }
@@ -68,8 +79,10 @@ static fsdp_status compute(run *r, const call *c, int pass, int64_t grads)
     args a = { .number = &r->number[pass], .leaf = r->m->pass[pass].serial * (uint64_t)r->size + (uint64_t)r->rank, .count = fsdp_unit_param_count(u), .poison = c->flag };
     for (int i = 0; i < a.count; i++) {
         a.numel[i] = fsdp_unit_param_numel(u, i);
-        a.p[i] = fsdp_unit_param(u, i);
+        a.p[i] = fsdp_unit_param_data(u, i, &a.dtype);
         if (a.p[i] == NULL) return fsdpi_error_status();
+        FSDP_FAIL_IF((fsdp_unit_param(u, i) == NULL) != (a.dtype != FSDP_F32), FSDP_ERR_INTERNAL, "unit %d: compute has %s, and%s fp32", c->unit, fsdp_dtype_name(a.dtype),
+                     a.dtype != FSDP_F32 ? "" : " no");
         if (grads < 0 || !(grads >> i & 1) || fsdp_unit_frozen(u, i)) continue;
         a.g[i] = fsdp_unit_grad(u, i, &a.beta[i]);
         if (a.g[i] == NULL) return fsdpi_error_status();

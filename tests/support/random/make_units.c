@@ -19,7 +19,8 @@ fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit *
     char name[16];
     model_unit_make(&made, unit, salt, r->size);
     snprintf(name, sizeof(name), "u%d", unit);
-    fsdp_unit_opts o = { .name = name, .mode = made.mode, .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
+    fsdp_unit_opts o = { .name = name, .mode = made.mode, .param_dtype = made.param_dtype, .reduce_dtype = made.reduce_dtype, .exact_eval = made.exact_eval, .raw_params = made.raw,
+                         .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
     if (salt % 3 == 0) o.storage_device = r->storage;
     if (made.mode != FSDP_MODE_NONE) o.shards = made.shards;
     if (made.mode == FSDP_MODE_FULL && made.shards % 2 == 0 && salt / 8 % 2 == 0) o.reshard_group = made.shards / 2;
@@ -28,7 +29,8 @@ fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit *
         o.reshard_group = 0;
     }
     if (r->w->trace && r->rank == 0)
-        fprintf(stderr, "     u%d: mode %s, %d shards, %d parameters, %d elements%s\n", unit, fsdp_mode_name(o.mode), made.shards, made.params, made.total,
+        fprintf(stderr, "     u%d: mode %s, %d shards, %d parameters, %d elements, %s%s%s, gradients %s%s\n", unit, fsdp_mode_name(o.mode), made.shards, made.params, made.total, fsdp_dtype_name(made.param_dtype),
+                made.raw ? " raw" : "", made.exact_eval ? ", exact evaluations" : "", fsdp_dtype_name(made.reduce_dtype),
                 o.storage_device != NULL ? ", stored elsewhere" : "");
     return fsdp_unit_create(out, r->comm, made.param, made.params, &o);
 }

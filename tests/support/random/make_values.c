@@ -5,21 +5,49 @@
 
 #include "base/error.h"
 
-/* What is read through an address: in use, or summoned. Nothing, where it cannot be. */
+/* Parameter i through an address, as fp32. false: it has none. */
+static fsdp_status look(run *r, int unit, int param, bool *has, fsdp_dtype *dtype, float *out)
+{
+    fsdp_unit *u = r->unit[unit];
+    fsdp_stream *s = fsdp_unit_stream(u);
+    int64_t n = fsdp_unit_param_numel(u, param);
+    uint16_t narrow[MODEL_TOTAL];
+    const void *p = fsdp_unit_param_data(u, param, dtype);
+    *has = p != NULL;
+    if (p == NULL || n == 0) return FSDP_OK;
+    FSDP_TRY(fsdp_stream_copy(s, *dtype == FSDP_F32 ? (void *)out : narrow, p, (size_t)n * fsdp_dtype_bytes(*dtype)));
+    FSDP_TRY(fsdp_stream_sync(s));
+    for (int64_t j = 0; j < n && *dtype != FSDP_F32; j++) out[j] = *dtype == FSDP_BF16 ? fsdp_bf16_to_f32(narrow[j]) : fsdp_f16_to_f32(narrow[j]);
+    return FSDP_OK;
+}
+
+static bool is_seen(const model_unit *u, int param, bool exact, fsdp_dtype dtype, const float *got)
+{
+    if (dtype != model_seen_dtype(u, exact)) return false;
+    for (int j = 0; j < u->numel[param]; j++)
+        if (got[j] != model_seen(u, exact, u->at[param] + j)) return false;
+    return true;
+}
+
+/* What is read through an address: in use, or summoned. Nothing, where it cannot be. Where nobody is sure to hold it, it may be as a
+ * pass, or as an exact evaluation or a summon left it. */
 fsdp_status peek(run *r, const call *c)
 {
     const model_unit *u = &r->m->unit[c->unit];
-    fsdp_stream *s = fsdp_unit_stream(r->unit[c->unit]);
+    bool held = model_is_whole(r->m, c->unit);
     for (int i = 0; i < u->params; i++) {
-        float got[MODEL_TOTAL];
-        const float *p = fsdp_unit_param(r->unit[c->unit], i);
-        if (p == NULL && model_is_whole(r->m, c->unit)) return fsdpi_error_status();
-        if (p == NULL) continue;
+        float got[MODEL_TOTAL], want[MODEL_TOTAL];
+        bool has, exact = held ? u->sees_exact : false;
+        fsdp_dtype dtype;
+        FSDP_TRY(look(r, c->unit, i, &has, &dtype, got));
+        if (!has && held) return fsdpi_error_status();
+        if (!has) continue;
         if (model_is_sharded(r->m, c->unit)) FSDP_FAIL(FSDP_ERR_INTERNAL, "unit %d is sharded, but has an address", c->unit);
-        if (u->numel[i] == 0) continue;
-        FSDP_TRY(fsdp_stream_copy(s, got, p, (size_t)u->numel[i] * sizeof(float)));
-        FSDP_TRY(fsdp_stream_sync(s));
-        FSDP_TRY(expect_equal(r, got, u->p + u->at[i], u->numel[i], "looked at", c->unit, i));
+        if (!held && !is_seen(u, i, exact, dtype, got)) exact = true;
+        FSDP_FAIL_IF(dtype != model_seen_dtype(u, exact), FSDP_ERR_INTERNAL, "rank %d: unit %d is whole as %s, not %s", r->rank, c->unit, fsdp_dtype_name(dtype),
+                     fsdp_dtype_name(model_seen_dtype(u, exact)));
+        for (int j = 0; j < u->numel[i]; j++) want[j] = model_seen(u, exact, u->at[i] + j);
+        FSDP_TRY(expect_equal(r, got, want, u->numel[i], "looked at", c->unit, i));
     }
     float *w = fsdp_unit_summoned(r->unit[c->unit], 0);
     if (u->params > 0 && (w != NULL) != (u->summons > 0 && u->writeback)) FSDP_FAIL(FSDP_ERR_INTERNAL, "unit %d has%s a place to write to", c->unit, w != NULL ? "" : " not");

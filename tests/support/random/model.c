@@ -28,6 +28,19 @@ static int align(int n)
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
+/* Of every other unit types below fp32. */
+static void choose_types(model_unit *u, uint32_t salt)
+{
+    static const fsdp_dtype types[] = { FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F32 };
+    rng g = { salt };
+    if (one_in(&g, 2)) return;
+    u->param_dtype = types[below(&g, 4)];
+    u->reduce_dtype = types[below(&g, 4)];
+    if (u->param_dtype == FSDP_F32) return;
+    u->exact_eval = one_in(&g, 2);
+    u->raw = one_in(&g, 3);
+}
+
 void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks)
 {
     static const struct {
@@ -38,6 +51,7 @@ void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks)
     *u = (model_unit){ .exists = true, .owner = -1, .mode = (fsdp_mode)(salt % 4), .params = (int)(salt / 4 % (MODEL_PARAMS + 1)) };
     int shards = 1 + (int)(salt / 16 % (unsigned)ranks);
     u->shards = u->mode == FSDP_MODE_NONE ? 1 : ranks % shards == 0 ? shards : ranks;
+    choose_types(u, salt);
     salt /= 16;
     for (int i = 0; i < u->params; i++, salt /= SHAPES) {
         fsdp_param *p = &u->param[i];
@@ -102,6 +116,27 @@ bool model_is_whole(const model *m, int unit)
     for (int p = 0; p < MODEL_PASSES; p++)
         if (m->pass[p].open && held(&m->pass[p].use[unit]) > 0) return true;
     return m->unit[unit].summons > 0;
+}
+
+float model_seen(const model_unit *u, bool exact, int at)
+{
+    return exact ? u->p[at] : model_rounded(u->param_dtype, u->p[at]);
+}
+
+fsdp_dtype model_seen_dtype(const model_unit *u, bool exact)
+{
+    return u->raw && !exact ? u->param_dtype : FSDP_F32;
+}
+
+static void hold(model *m, int unit, bool exact)
+{
+    model_unit *u = &m->unit[unit];
+    if (!model_is_whole(m, unit)) u->sees_exact = exact || u->param_dtype == FSDP_F32;
+}
+
+static void hold_in(model *m, int unit, int pass)
+{
+    hold(m, unit, m->unit[unit].exact_eval && !m->pass[pass].train);
 }
 
 bool model_is_sharded(const model *m, int unit)
@@ -306,6 +341,7 @@ static void end_pass(model *m, int pass)
 static void begin_backward(model *m, const call *c)
 {
     model_unit *u = &m->unit[c->unit];
+    hold_in(m, c->unit, c->pass);
     m->pass[c->pass].use[c->unit].backward_open = true;
     if (!u->open) memset(u->touched, 0, sizeof(u->touched));
     if (trains(u)) {
@@ -367,6 +403,7 @@ void model_apply(model *m, const call *c)
     case CALL_SYNC: p->unsynced = c->flag; break;
     case CALL_FREEZE: u->frozen[c->param] = c->flag; break;
     case CALL_FORWARD_BEGIN:
+        hold_in(m, c->unit, c->pass);
         p->use[c->unit].forward_open++;
         model_forward(m, c);
         break;
@@ -375,6 +412,7 @@ void model_apply(model *m, const call *c)
         p->use[c->unit].forwards++;
         break;
     case CALL_RECOMPUTE_BEGIN:
+        hold_in(m, c->unit, c->pass);
         p->use[c->unit].recompute_open++;
         model_forward(m, c);
         break;
@@ -382,9 +420,13 @@ void model_apply(model *m, const call *c)
     case CALL_BACKWARD_BEGIN: begin_backward(m, c); break;
     case CALL_BACKWARD_END: end_backward(m, c); break;
     case CALL_GRAD: model_write_gradients(m, c, u->owner); break;
-    case CALL_SUMMON_READ: u->summons++; break;
+    case CALL_SUMMON_READ:
+        hold(m, c->unit, true);
+        u->summons++;
+        break;
     case CALL_SUMMON_WRITE:
         for (int r = 0; u->summons == 0 && r < m->ranks; r++) memcpy(u->summoned[r], u->p, sizeof(u->p));
+        hold(m, c->unit, true);
         u->summons++;
         u->writeback = true;
         break;

@@ -14,6 +14,8 @@ typedef struct model_unit {
     bool exists;
     fsdp_mode mode;
     int shards; /* ranks that share a copy */
+    fsdp_dtype param_dtype, reduce_dtype;
+    bool exact_eval, raw;
     int params;
     fsdp_param param[MODEL_PARAMS];
     char name[MODEL_PARAMS][16];
@@ -32,6 +34,8 @@ typedef struct model_unit {
         double weight;
     } weight[MODEL_WEIGHTS];
     int weights, weights_sent; /* of them that are not of passes without sync alone */
+
+    bool sees_exact; /* those that hold it now see masters: the first one decided */
 
     int owner; /* the pass whose gradient is in flight; -1: none */
     bool open, touched[MODEL_PARAMS];
@@ -97,6 +101,9 @@ int model_open_uses(const model *m, int pass);
 /* Whether somebody holds the unit for sure; whether it is sharded for sure. */
 bool model_is_whole(const model *m, int unit);
 bool model_is_sharded(const model *m, int unit);
+/* What those see that hold it, or would without exact: masters, rounded; and the type that it has in compute's memory. */
+float model_seen(const model_unit *u, bool exact, int at);
+fsdp_dtype model_seen_dtype(const model_unit *u, bool exact);
 model_norm model_norm_of(const model *m, unsigned units);
 bool model_grads_finite(const model *m, unsigned units);
 unsigned model_in_step(const model *m);

@@ -10,12 +10,19 @@
 
 /* ---- gradients ---- */
 
+/* What a rank sends is rounded, once; owners add in fp32. */
+static void add_leaf(model_unit *u, int round, int at, float g)
+{
+    float x = model_rounded(u->reduce_dtype, g);
+    u->acc[round][at] = u->has[round] ? u->acc[round][at] + x : x;
+}
+
 /* Unsent gradients go to the accumulators, in rank order. */
 static void send(const model *m, model_unit *u)
 {
     for (int k = 0; k < MODEL_ROUNDS; k++) {
         for (int r = 0; r < m->ranks && u->has_unsent[k]; r++) {
-            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + u->unsent[k][r][j] : u->unsent[k][r][j];
+            for (int j = 0; j < u->total; j++) add_leaf(u, k, j, u->unsent[k][r][j]);
             u->has[k] = true;
         }
         u->has_unsent[k] = false;
@@ -122,7 +129,7 @@ void model_commit(model *m, int pass, int unit)
                 memcpy(u->unsent[k][r], g, sizeof(u->unsent[k][r]));
                 continue;
             }
-            for (int j = 0; j < u->total; j++) u->acc[k][j] = u->has[k] ? u->acc[k][j] + g[j] : g[j];
+            for (int j = 0; j < u->total; j++) add_leaf(u, k, j, g[j]);
             u->has[k] = true;
         }
         u->has_unsent[k] = m->pass[pass].unsynced;
@@ -146,14 +153,27 @@ void model_drop_unsent(model *m, int unit)
     m->unit[unit].weights = m->unit[unit].weights_sent;
 }
 
+/* What compute has of a parameter. */
+static void see(const model_unit *u, int param, float *out)
+{
+    for (int j = 0; j < u->numel[param]; j++) out[j] = model_seen(u, u->sees_exact, u->at[param] + j);
+}
+
+static uint64_t leaf_of(const model *m, const model_pass *p, int rank)
+{
+    return p->serial * (uint64_t)m->ranks + (uint64_t)rank;
+}
+
 void model_write_gradients(model *m, const call *c, int pass)
 {
     model_unit *u = &m->unit[c->unit];
     model_pass *p = &m->pass[pass];
-    for (int r = 0; r < m->ranks; r++)
-        for (int i = 0; i < u->params; i++)
-            if ((c->mask >> i & 1) && !u->frozen[i])
-                model_gradient(u->window[r] + u->at[i], u->touched[i], p->number[r], u->p + u->at[i], u->numel[i], p->serial * (uint64_t)m->ranks + (uint64_t)r, i, c->flag);
+    float x[MODEL_TOTAL];
+    for (int i = 0; i < u->params; i++) {
+        see(u, i, x);
+        for (int r = 0; r < m->ranks && (c->mask >> i & 1) && !u->frozen[i]; r++)
+            model_gradient(u->window[r] + u->at[i], u->touched[i], p->number[r], x, u->numel[i], leaf_of(m, p, r), i, c->flag);
+    }
     for (int r = 0; r < m->ranks; r++) p->number[r] *= 0.75f;
     for (int i = 0; i < u->params; i++) u->touched[i] |= c->mask >> i & 1;
 }
@@ -162,10 +182,12 @@ void model_forward(model *m, const call *c)
 {
     const model_unit *u = &m->unit[c->unit];
     model_pass *p = &m->pass[c->pass];
-    for (int r = 0; r < m->ranks; r++) {
-        for (int i = 0; i < u->params; i++) p->number[r] = model_mix(p->number[r], u->p + u->at[i], u->numel[i], p->serial * (uint64_t)m->ranks + (uint64_t)r, i);
-        p->number[r] += 0.25f;
+    float x[MODEL_TOTAL];
+    for (int i = 0; i < u->params; i++) {
+        see(u, i, x);
+        for (int r = 0; r < m->ranks; r++) p->number[r] = model_mix(p->number[r], x, u->numel[i], leaf_of(m, p, r), i);
     }
+    for (int r = 0; r < m->ranks; r++) p->number[r] += 0.25f;
 }
 
 /* ---- steps ---- */
