@@ -34,6 +34,7 @@
 /* That it does what it is for: rank 0 counts. */
 typedef struct tally {
     long passes, rounds, norms, loads, refused, shortages;
+    long made[CALL_KINDS]; /* of each kind, calls that came about */
 } tally;
 
 static void count(run *r, const call *c, fsdp_status want)
@@ -42,7 +43,7 @@ static void count(run *r, const call *c, fsdp_status want)
     if (t == NULL || r->rank != 0) return;
     t->refused += want == FSDP_ERR_STATE;
     if (want != FSDP_OK) return;
-    t->norms += ONE_OF(c->kind, CALL_OPTIM_STEP, CALL_STEP_NORM) && model_norm_of(r->m, c->kind == CALL_STEP_NORM ? c->mask : (1u << MODEL_UNITS) - 1).norm > 0;
+    t->norms += ONE_OF(c->kind, CALL_OPTIM_STEP, CALL_STEP_NORM) && model_norm_of(r->m, c->kind == CALL_STEP_NORM ? c->mask : model_optim_mask(r->m, model_optim_of(c))).norm > 0;
     t->loads += c->kind == CALL_LOAD;
     for (int u = 0; c->kind == CALL_PASS_END && u < MODEL_UNITS; u++) {
         t->passes += r->m->unit[u].owner == c->pass;
@@ -65,6 +66,7 @@ static fsdp_status one_call(run *r)
     else got = make(r, c);
     FSDP_FAIL_IF(got != want, FSDP_ERR_INTERNAL, "it returns %s, not %s: %s", fsdp_status_name(got), fsdp_status_name(want), got != FSDP_OK ? fsdp_last_error_message() : "");
     if (!applies && r->rank == 0 && r->c->shared != NULL) ((tally *)r->c->shared)->shortages++;
+    if (applies && got == FSDP_OK && r->rank == 0 && r->c->shared != NULL) ((tally *)r->c->shared)->made[c->kind]++;
     if (applies && (got == FSDP_OK || got == FSDP_ERR_NONFINITE)) model_apply(r->m, c);
     if (c->kind == CALL_LOAD || c->kind == CALL_FILL_FAILS) FSDP_TRY(model_open_passes(r->m) == 0 && model_in_step(r->m) == 0 ? read_all(r) : FSDP_OK);
     return FSDP_OK;
@@ -75,6 +77,7 @@ static fsdp_status begin(run *r)
     rng g = { r->w->seed * 7 + 3 };
     FSDP_TRY(fsdp_device_open(&r->device, r->c->device));
     if (one_in(&g, 3)) FSDP_TRY(fsdp_device_open(&r->storage, strcmp(r->c->device, "cpu") == 0 ? "guard" : "cpu"));
+    r->m->offloads = r->storage != NULL;
     for (int u = 0; u < MODEL_UNITS; u++) {
         uint32_t salt = draw(&g);
         FSDP_TRY(make_unit(r, u, salt, false, &r->unit[u]));
@@ -82,9 +85,18 @@ static fsdp_status begin(run *r)
         r->now = (call){ .kind = CALL_FILL, .unit = u, .salt = draw(&g) };
         FSDP_TRY(one_call(r));
     }
-    FSDP_TRY(make_optim(r, (1u << MODEL_UNITS) - 1));
-    model_apply(r->m, &(call){ .kind = CALL_OPTIM_RENEW, .mask = (1u << MODEL_UNITS) - 1 });
+    r->now = (call){ .kind = CALL_OPTIM_RENEW, .mask = draw(&g) % (1u << MODEL_UNITS), .salt = draw(&g) };
+    FSDP_TRY(one_call(r));
     return FSDP_OK;
+}
+
+/* What borrows units. */
+static void give_back(run *r)
+{
+    fsdp_ema_destroy(r->ema);
+    for (int k = 0; k < 2; k++) fsdp_optim_destroy(r->optim[k]);
+    r->ema = NULL;
+    memset(r->optim, 0, sizeof(r->optim));
 }
 
 /* Everything is given back. */
@@ -94,8 +106,7 @@ static fsdp_status end(run *r)
     FSDP_TRY(reset(r));
     model_reset(r->m);
     FSDP_TRY(read_all(r));
-    fsdp_optim_destroy(r->optim);
-    r->optim = NULL;
+    give_back(r);
     for (int u = 0; u < MODEL_UNITS; u++) {
         fsdp_unit_destroy(r->unit[u]);
         r->unit[u] = NULL;
@@ -135,7 +146,7 @@ static fsdp_status run_rank(fsdp_comm *comm, void *arg)
     fsdp_status st = r.m != NULL && r.number != NULL ? live(&r) : FSDP_ERR_NOMEM;
     fsdpi_error kept;
     fsdpi_error_save(&kept);
-    fsdp_optim_destroy(r.optim);
+    give_back(&r);
     if (st == FSDP_OK) fsdp_device_close(r.device);
     if (st == FSDP_OK) fsdp_device_close(r.storage);
     if (st == FSDP_OK) free(r.number); /* else kernels may still use it */
@@ -187,9 +198,12 @@ static void test_random_sequences(void **state)
     int bad = 0;
     tally *t = shared_alloc(sizeof(*t));
     for (int i = 0; i < RUNS; i++) bad += !run_seed(&(work){ .calls = CALLS }, FIRST_SEED + (uint64_t)i, t);
+    for (int k = 0; k < CALL_KINDS; k++) print_message("%7ld %s\n", t->made[k], call_name((call_kind)k));
     print_message("%ld gradients of units counted, %ld of several rounds; %ld steps and norms that were not 0; %ld loads, %ld calls refused, %ld without memory\n", t->passes, t->rounds, t->norms,
                   t->loads, t->refused, t->shortages);
     assert_int_equal(bad, 0);
+    for (int k = 0; k < CALL_KINDS; k++)
+        if (t->made[k] == 0) fail_msg("no call has come about to %s", call_name((call_kind)k));
     assert_true(t->passes > RUNS && t->rounds > 0 && t->norms > RUNS / 2 && t->loads > 0 && t->refused > RUNS);
     assert_true(!CAN_FORK || t->shortages > RUNS / 8); /* of ranks that are threads only those that are alone have any */
     shared_free(t, sizeof(*t));

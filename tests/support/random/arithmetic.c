@@ -34,6 +34,33 @@ void model_gradient(float *g, bool add, float number, const float *p, int64_t nu
     if (poison && numel > 0) g[0] = INFINITY;
 }
 
+void model_sgd(float *p, float *v, float g)
+{
+    *v = MODEL_MOMENTUM * *v + (g + MODEL_DECAY * *p);
+    *p -= MODEL_LR * *v;
+}
+
+void model_adamw(float *p, float *m, float *v, float g, int t)
+{
+    const float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
+    float step = (float)((double)MODEL_LR / (1.0 - pow((double)beta1, t))), scale = (float)(1.0 / sqrt(1.0 - pow((double)beta2, t)));
+    *m = beta1 * *m + (1.0f - beta1) * g;
+    *v = beta2 * *v + (1.0f - beta2) * (g * g);
+    *p = *p * (float)(1.0 - (double)MODEL_LR * (double)MODEL_DECAY) - step * (*m / (sqrtf(*v) * scale + eps));
+}
+
+float model_mixed(float a, float p, float decay)
+{
+    float w = (float)(1.0 - (double)decay);
+    return w < 0.5f ? a + w * (p - a) : p - decay * (p - a);
+}
+
+float model_decay(const call *c)
+{
+    static const float decays[] = { 0.0f, 0.25f, 0.9f, 0.996f };
+    return decays[c->salt % 4];
+}
+
 float model_own_update(float p, const float *g)
 {
     return g != NULL ? p - 0.01f * *g : p * 0.5f;

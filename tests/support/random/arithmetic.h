@@ -16,11 +16,17 @@ float model_noise(uint32_t a, uint32_t b, uint32_t c);
 float model_value(uint32_t salt, int unit, int param, int64_t i);
 float model_mix(float number, const float *p, int64_t numel, uint64_t leaf, int param);
 void model_gradient(float *g, bool add, float number, const float *p, int64_t numel, uint64_t leaf, int param, bool poison);
-/* The optimizer of the test: SGD with momentum as fsdp_optim_create_sgd() has it; and one of its own. */
+/* The optimizers of the test: SGD with momentum and AdamW as fsdp/optim.h has them; and one of its own. */
 #define MODEL_LR 0.05f
 #define MODEL_MOMENTUM 0.9f
 #define MODEL_DECAY 0.01f
 #define MODEL_CLIP 0.5f
+void model_sgd(float *p, float *v, float g);
+/* t: how many steps the parameter has had with this one. */
+void model_adamw(float *p, float *m, float *v, float g, int t);
+/* An average, or a teacher, on its way to p. */
+float model_mixed(float a, float p, float decay);
+float model_decay(const call *c);
 float model_own_update(float p, const float *g);
 /* grad_scale of the call: 0, or a number. */
 float model_grad_scale(const call *c);

@@ -9,9 +9,14 @@ static const char *const call_names[] = {
 #undef NAME
 };
 
+const char *call_name(call_kind kind)
+{
+    return call_names[kind];
+}
+
 const char *call_text(const call *c, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "%s (unit %d, pass %d, param %d, rank %d, mask %#x, salt %u%s, allocation %d)", call_names[c->kind], c->unit, c->pass, c->param, c->rank,
+    snprintf(text, bytes, "%s (unit %d, pass %d, param %d, other %d, rank %d, mask %#x, salt %u%s, allocation %d)", call_names[c->kind], c->unit, c->pass, c->param, c->other, c->rank,
              c->mask, (unsigned)c->salt, c->flag ? ", flag" : "", c->nomem);
     return text;
 }

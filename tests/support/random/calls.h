@@ -35,17 +35,29 @@
     X(CALL_WRITE, "write what is summoned")                                                                 \
     X(CALL_SUMMON_END, "end the summon")                                                                    \
     X(CALL_FILL, "fill")                                                                                    \
+    X(CALL_FILL_FROM, "fill from one rank")                                                                 \
+    X(CALL_FILL_FROM_FAILS, "fill from one rank, which fails")                                              \
+    X(CALL_CHECK_REPLICAS, "compare replicas")                                                              \
+    X(CALL_BROADCAST, "broadcast from one rank")                                                            \
+    X(CALL_DIVERGE, "write other masters on each rank, and mend it")                                        \
     X(CALL_FILL_FAILS, "fill, failing on one rank")                                                         \
     X(CALL_OPTIM_STEP, "optimizer step")                                                                    \
     X(CALL_STEP_BEGIN, "begin a step")                                                                      \
     X(CALL_STEP_WRITE, "write masters")                                                                     \
     X(CALL_STEP_NORM, "norm")                                                                               \
+    X(CALL_READ_GRAD, "read a gradient")                                                                    \
     X(CALL_STEP_END, "end the step")                                                                        \
     X(CALL_STEP_CANCEL, "cancel the step")                                                                  \
     X(CALL_ZERO_GRAD, "drop gradients")                                                                     \
     X(CALL_RENEW, "destroy a unit and make another")                                                        \
     X(CALL_CREATE_DIFFERS, "make a unit that differs on one rank")                                          \
     X(CALL_OPTIM_RENEW, "make another optimizer")                                                           \
+    X(CALL_EMA_RENEW, "make another average")                                                               \
+    X(CALL_EMA_UPDATE, "update the average")                                                                \
+    X(CALL_EMA_READ, "read the average")                                                                    \
+    X(CALL_SWAP_IN, "swap the average in")                                                                  \
+    X(CALL_SWAP_OUT, "swap the average out")                                                                \
+    X(CALL_TEACH, "update a teacher")                                                                       \
     X(CALL_SAVE, "save")                                                                                    \
     X(CALL_LOAD, "load")                                                                                    \
     X(CALL_KERNEL_FAILS, "a kernel fails, cancel the pass")                                                 \
@@ -64,6 +76,7 @@ typedef enum call_kind {
 typedef struct call {
     call_kind kind;
     int unit, pass, param;
+    int other;      /* the student; which optimizer */
     int rank;       /* the one that is different */
     unsigned mask;  /* of parameters, or of units */
     uint32_t salt;  /* of values */
@@ -71,6 +84,7 @@ typedef struct call {
     int nomem;      /* > 0: on `rank` the n-th allocation fails */
 } call;
 
+const char *call_name(call_kind kind);
 const char *call_text(const call *c, char *text, size_t bytes);
 
 bool call_is_one_of(call_kind k, const call_kind *list, int n);

@@ -12,6 +12,9 @@ static const struct {
     { CALL_GRAD, 6, 0 },           { CALL_PEEK, 8, 6 },             { CALL_PREFETCH, 8, 4 },        { CALL_UNSHARD, 3, 6 },        { CALL_RESHARD, 3, 4 },
     { CALL_READ, 0, 12 },          { CALL_READ_ALL, 0, 3 },       { CALL_SUMMON_READ, 0, 10 },
     { CALL_SUMMON_WRITE, 0, 8 },   { CALL_WRITE, 0, 16 },           { CALL_SUMMON_END, 0, 30 },    { CALL_FILL, 0, 14 },          { CALL_FILL_FAILS, 0, 4 },
+    { CALL_FILL_FROM, 0, 8 },      { CALL_FILL_FROM_FAILS, 0, 3 },  { CALL_CHECK_REPLICAS, 0, 5 },  { CALL_BROADCAST, 0, 3 },      { CALL_DIVERGE, 0, 3 },
+    { CALL_EMA_RENEW, 0, 2 },      { CALL_EMA_UPDATE, 1, 6 },       { CALL_EMA_READ, 1, 4 },        { CALL_SWAP_IN, 0, 5 },        { CALL_SWAP_OUT, 0, 20 },
+    { CALL_TEACH, 0, 16 },         { CALL_READ_GRAD, 0, 12 },
     { CALL_OPTIM_STEP, 0, 16 },    { CALL_STEP_BEGIN, 0, 10 },      { CALL_STEP_WRITE, 0, 14 },    { CALL_STEP_NORM, 0, 6 },      { CALL_STEP_END, 0, 24 },
     { CALL_STEP_CANCEL, 0, 3 },    { CALL_ZERO_GRAD, 0, 4 },        { CALL_RENEW, 0, 5 },          { CALL_CREATE_DIFFERS, 0, 1 }, { CALL_OPTIM_RENEW, 0, 3 },
     { CALL_SYNC, 8, 0 },           { CALL_FREEZE, 0, 16 },         { CALL_PENDING, 3, 6 },
@@ -31,13 +34,17 @@ static call_kind choose(rng *g, bool within)
 /* A call of this kind with arguments at random. */
 static call make_up(rng *g, const model *m, call_kind kind)
 {
-    call c = { .kind = kind, .unit = below(g, MODEL_UNITS), .pass = below(g, MODEL_PASSES), .rank = below(g, m->ranks), .salt = draw(g), .flag = one_in(g, 2) };
+    call c = { .kind = kind, .unit = below(g, MODEL_UNITS), .pass = below(g, MODEL_PASSES), .rank = below(g, m->ranks), .salt = draw(g), .other = below(g, MODEL_UNITS), .flag = one_in(g, 2) };
     const model_unit *u = &m->unit[c.unit];
     c.param = u->params > 0 ? below(g, u->params) : 0;
     c.mask = 1u + (unsigned)below(g, (1 << MODEL_UNITS) - 1);
     if (ONE_OF(kind, CALL_BACKWARD_BEGIN, CALL_GRAD)) {
         c.mask = one_in(g, 4) ? c.mask % (1u << MODEL_PARAMS) : (1u << MODEL_PARAMS) - 1;
         c.flag = one_in(g, 100); /* not finite */
+    }
+    if (kind == CALL_RENEW && one_in(g, 2) && m->unit[c.other].exists) { /* like another, which it can teach; or in another mode */
+        c.salt = m->unit[c.other].salt;
+        if (one_in(g, 3)) c.salt = (c.salt & ~3u) | draw(g) % 4;
     }
     if (ONE_OF(kind, CALL_PASS_BEGIN)) c.flag = !one_in(g, 5);
     if (kind == CALL_SYNC) c.flag = !one_in(g, 4); /* off */
@@ -54,7 +61,7 @@ static bool makes_sense(const model *m, const call *c)
     const model_pass *p = &m->pass[c->pass];
     bool steps = ONE_OF(c->kind, CALL_STEP_BEGIN, CALL_STEP_WRITE, CALL_STEP_NORM, CALL_STEP_END, CALL_STEP_CANCEL);
     if (steps && c->mask == 0) return false;
-    if (!u->exists && !ONE_OF(c->kind, CALL_RENEW, CALL_RESET, CALL_BARRIER, CALL_READ_ALL, CALL_OPTIM_STEP, CALL_OPTIM_RENEW) && !steps) return false;
+    if (!u->exists && !ONE_OF(c->kind, CALL_RENEW, CALL_RESET, CALL_BARRIER, CALL_READ_ALL, CALL_OPTIM_STEP, CALL_OPTIM_RENEW, CALL_EMA_RENEW, CALL_EMA_UPDATE, CALL_EMA_READ, CALL_SWAP_IN, CALL_SWAP_OUT) && !steps) return false;
     switch (c->kind) {
     case CALL_PASS_BEGIN: return !p->open;
     case CALL_FORWARD_BEGIN: return p->open && model_open_uses(m, c->pass) < 6 && p->use[c->unit].forwards < 6;
@@ -64,7 +71,14 @@ static bool makes_sense(const model *m, const call *c)
     case CALL_SYNC:
     case CALL_PASS_CANCEL:
     case CALL_KERNEL_FAILS: return p->open;
+    case CALL_EMA_RENEW: return c->mask != 0;
+    case CALL_EMA_UPDATE:
+    case CALL_EMA_READ:
+    case CALL_SWAP_IN:
+    case CALL_SWAP_OUT: return model_ema_mask(m) != 0;
+    case CALL_TEACH: return m->unit[c->other].exists && (model_may_teach(m, c->unit, c->other) || c->salt % 16 == 0);
     case CALL_FREEZE:
+    case CALL_READ_GRAD:
     case CALL_READ: return u->params > 0;
     case CALL_RENEW:
     case CALL_CREATE_DIFFERS: return !u->exists || (u->summons == 0 && !u->in_step); /* a unit is destroyed at rest */
@@ -122,10 +136,14 @@ static void make_plan(rng *g, plan *p)
     for (int i = n - 1; i >= 0 && !in_turns; i--) plan_backward(g, p, order[i]);
     note(p, CALL_PASS_END, 0);
     if (saves) note(p, CALL_SAVE, 0);
-    if (one_in(g, 3)) note(p, CALL_OPTIM_STEP, 0);
+    if (one_in(g, 3)) {
+        note(p, CALL_OPTIM_STEP, 0);
+        note(p, CALL_OPTIM_STEP, 0);
+    }
     else if (one_in(g, 3)) {
         note(p, CALL_STEP_BEGIN, 0);
         note(p, CALL_STEP_NORM, 0);
+        for (int k = 0; k < 3 && one_in(g, 2); k++) note(p, CALL_READ_GRAD, below(g, MODEL_UNITS));
         if (one_in(g, 2)) note(p, CALL_STEP_WRITE, 0);
         note(p, CALL_STEP_END, 0);
     }
@@ -137,8 +155,10 @@ static bool next_of_plan(rng *g, const model *m, plan *p, call *c)
     if (p->at == p->count) return false;
     *c = make_up(g, m, p->turn[p->at].kind);
     c->unit = p->turn[p->at++].unit;
+    c->param = m->unit[c->unit].params > 0 ? c->param % m->unit[c->unit].params : 0;
     c->pass = p->pass;
     if (c->kind == CALL_PASS_BEGIN) c->flag = true;
+    if (c->kind == CALL_OPTIM_STEP) c->other = p->at % 2; /* the one, then the other */
     return makes_sense(m, c) && model_expects(m, c) == FSDP_OK;
 }
 

@@ -154,7 +154,7 @@ static fsdp_status stray(run *r, const call *c)
         switch (c->salt / 3 % 4) {
         case 0: break;
         case 1:
-            if (r->rank != c->rank && !passes && r->m->unit[c->unit].summons == 0 && !r->m->unit[c->unit].in_step) st = fsdp_unit_fill(u, fill, r);
+            if (r->rank != c->rank && !passes && r->m->unit[c->unit].summons == 0 && !r->m->unit[c->unit].in_step && !r->m->unit[c->unit].averaged) st = fsdp_unit_fill(u, fill, r);
             break;
         case 2:
             if (!passes && r->m->unit[c->unit].in_step) break;
@@ -207,8 +207,20 @@ fsdp_status make(run *r, const call *c)
     case CALL_SUMMON_END: return fsdp_unit_summon_end(u);
     case CALL_FILL:
     case CALL_FILL_FAILS: return fsdp_unit_fill(u, fill, r);
+    case CALL_FILL_FROM:
+    case CALL_FILL_FROM_FAILS: return fsdp_unit_fill_from(u, c->rank, r->rank == c->rank ? fill : NULL, r);
+    case CALL_CHECK_REPLICAS: return fsdp_unit_check_replicas(u);
+    case CALL_BROADCAST: return fsdp_unit_broadcast_from(u, c->rank);
+    case CALL_DIVERGE: return diverge(r, c);
+    case CALL_TEACH: return fsdp_teacher_update((fsdp_unit_list){ &u, 1 }, (fsdp_unit_list){ &r->unit[c->other], 1 }, model_decay(c));
+    case CALL_EMA_RENEW: return renew_average(r, c);
+    case CALL_EMA_UPDATE: return fsdp_ema_update(r->ema, model_decay(c));
+    case CALL_EMA_READ: return read_average(r);
+    case CALL_SWAP_IN: return fsdp_ema_swap_in(r->ema);
+    case CALL_SWAP_OUT: return fsdp_ema_swap_out(r->ema);
+    case CALL_READ_GRAD: return read_grad(r, c);
     case CALL_OPTIM_STEP:
-        return r->optim != NULL ? fsdp_optim_step(r->optim, &(fsdp_step_opts){ .grad_scale = model_grad_scale(c), .clip = c->flag ? MODEL_CLIP : 0 }) : FSDP_OK;
+        return r->optim[model_optim_of(c) - MODEL_SGD] != NULL ? fsdp_optim_step(r->optim[model_optim_of(c) - MODEL_SGD], &(fsdp_step_opts){ .grad_scale = model_grad_scale(c), .clip = c->flag ? MODEL_CLIP : 0 }) : FSDP_OK;
     case CALL_STEP_BEGIN: return fsdp_step_begin(list_of(r, c->mask, room));
     case CALL_STEP_WRITE: return write_masters(r, c);
     case CALL_STEP_NORM: return check_norm(r, c, list_of(r, c->mask, room));
@@ -217,7 +229,7 @@ fsdp_status make(run *r, const call *c)
     case CALL_ZERO_GRAD: return fsdp_unit_zero_grad(u);
     case CALL_RENEW: return renew(r, c);
     case CALL_CREATE_DIFFERS: return create_differing(r, c);
-    case CALL_OPTIM_RENEW: return make_optim(r, c->mask);
+    case CALL_OPTIM_RENEW: return make_optim(r, c);
     case CALL_SAVE:
     case CALL_LOAD: return save_or_load(r, c);
     case CALL_KERNEL_FAILS: (void)!fsdp_stream_launch(stream_of(r), k_fail, NULL, 0); return cancel_pass(r, c->pass);

@@ -25,7 +25,8 @@ typedef struct run {
     fsdp_unit *unit[MODEL_UNITS];
     fsdp_pass *pass[MODEL_PASSES];
     float *number; /* of each pass: host memory for kernels */
-    fsdp_optim *optim;
+    fsdp_optim *optim[2]; /* SGD, AdamW */
+    fsdp_ema *ema;        /* NULL: none */
     model *m;
     rng late;
     call now;
@@ -41,6 +42,6 @@ void be_late(run *r);
 fsdp_status reset(run *r);
 fsdp_status read_all(run *r);
 fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit **out);
-fsdp_status make_optim(run *r, unsigned mask);
+fsdp_status make_optim(run *r, const call *c);
 
 #endif

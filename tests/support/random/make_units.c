@@ -5,12 +5,30 @@
 
 #include "base/error.h"
 
-fsdp_status make_optim(run *r, unsigned mask)
+static void drop_optims(run *r)
+{
+    for (int k = 0; k < 2; k++) {
+        fsdp_optim_destroy(r->optim[k]);
+        r->optim[k] = NULL;
+    }
+}
+
+fsdp_status make_optim(run *r, const call *c)
 {
     fsdp_unit *room[MODEL_UNITS];
-    fsdp_optim_destroy(r->optim);
-    r->optim = NULL;
-    return fsdp_optim_create_sgd(&r->optim, list_of(r, mask, room), &(fsdp_sgd_opts){ .lr = MODEL_LR, .momentum = MODEL_MOMENTUM, .weight_decay = MODEL_DECAY });
+    drop_optims(r);
+    FSDP_TRY(fsdp_optim_create_sgd(&r->optim[0], list_of(r, c->mask, room), &(fsdp_sgd_opts){ .lr = MODEL_LR, .momentum = MODEL_MOMENTUM, .weight_decay = MODEL_DECAY }));
+    return fsdp_optim_create_adamw(&r->optim[1], list_of(r, model_adamw_mask(c), room), &(fsdp_adamw_opts){ .lr = MODEL_LR, .weight_decay = MODEL_DECAY });
+}
+
+/* Beside the old one, which goes then; averages that are swapped in stay. */
+fsdp_status renew_average(run *r, const call *c)
+{
+    fsdp_unit *room[MODEL_UNITS];
+    fsdp_ema *old = r->ema;
+    FSDP_TRY(fsdp_ema_create(&r->ema, list_of(r, c->mask, room)));
+    fsdp_ema_destroy(old);
+    return FSDP_OK;
 }
 
 fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit **out)
@@ -21,7 +39,7 @@ fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit *
     snprintf(name, sizeof(name), "u%d", unit);
     fsdp_unit_opts o = { .name = name, .mode = made.mode, .param_dtype = made.param_dtype, .reduce_dtype = made.reduce_dtype, .exact_eval = made.exact_eval, .raw_params = made.raw,
                          .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
-    if (salt % 3 == 0) o.storage_device = r->storage;
+    if (model_stored_apart(r->m, &made)) o.storage_device = r->storage;
     if (made.mode != FSDP_MODE_NONE) o.shards = made.shards;
     if (made.mode == FSDP_MODE_FULL && made.shards % 2 == 0 && salt / 8 % 2 == 0) o.reshard_group = made.shards / 2;
     if (differs) {
@@ -37,12 +55,15 @@ fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit *
 
 fsdp_status renew(run *r, const call *c)
 {
-    fsdp_optim_destroy(r->optim);
-    r->optim = NULL;
+    drop_optims(r);
+    if (r->m->unit[c->unit].in_ema) {
+        fsdp_ema_destroy(r->ema);
+        r->ema = NULL;
+    }
     fsdp_unit_destroy(r->unit[c->unit]);
     r->unit[c->unit] = NULL;
     FSDP_TRY(make_unit(r, c->unit, c->salt, false, &r->unit[c->unit]));
-    return make_optim(r, c->mask);
+    return make_optim(r, c);
 }
 
 /* On one rank it has another mode, and none gets it. */
@@ -60,7 +81,9 @@ static fsdp_status make_checkpoint(run *r, fsdp_checkpoint **out)
     for (int u = 0; u < MODEL_UNITS; u++)
         for (int i = 0; r->unit[u] != NULL && i < fsdp_unit_param_count(r->unit[u]); i++)
             FSDP_TRY(fsdp_checkpoint_add_param(*out, fsdp_unit_param_info(r->unit[u], i)->name, r->unit[u], i));
-    return r->optim != NULL ? fsdp_checkpoint_add_optim(*out, r->optim) : FSDP_OK;
+    for (int k = 0; k < 2; k++)
+        if (r->optim[k] != NULL) FSDP_TRY(fsdp_checkpoint_add_optim(*out, r->optim[k]));
+    return r->ema != NULL ? fsdp_checkpoint_add_ema(*out, r->ema) : FSDP_OK;
 }
 
 static fsdp_status save(run *r, fsdp_checkpoint *ck, bool background)

@@ -109,7 +109,60 @@ fsdp_status fill(const char *name, int param, int64_t first, int64_t numel, floa
     const run *r = arg;
     const call *c = &r->now;
     (void)name;
-    if (c->kind == CALL_FILL_FAILS && c->rank == r->rank) FSDP_FAIL(FSDP_ERR_IO, "no values on this rank");
+    if (ONE_OF(c->kind, CALL_FILL_FAILS, CALL_FILL_FROM_FAILS) && c->rank == r->rank) FSDP_FAIL(FSDP_ERR_IO, "no values on this rank");
     for (int64_t i = 0; i < numel; i++) out[i] = model_value(c->salt + (c->flag ? (uint32_t)r->rank : 0), c->unit, param, first + i);
     return FSDP_OK;
+}
+
+fsdp_status read_grad(run *r, const call *c)
+{
+    const model_unit *u = &r->m->unit[c->unit];
+    float want[MODEL_TOTAL], got[MODEL_TOTAL];
+    bool wanted = c->salt % 3 > 0 || r->rank == c->rank;
+    FSDP_TRY(fsdp_unit_read_grad(r->unit[c->unit], c->param, wanted ? got : NULL));
+    FSDP_FAIL_IF(!model_reduced(r->m, c->unit, want), FSDP_ERR_INTERNAL, "unit %d has no gradient", c->unit);
+    return wanted ? expect_equal(r, got, want + u->at[c->param], u->numel[c->param], "the gradient", c->unit, c->param) : FSDP_OK;
+}
+
+/* What this rank keeps of the averages. */
+fsdp_status read_average(run *r)
+{
+    for (int k = 0; k < MODEL_UNITS; k++) {
+        const model_unit *u = &r->m->unit[k];
+        const fsdp_slice *s;
+        float *state, got[MODEL_TOTAL];
+        int n;
+        if (!u->in_ema) continue;
+        FSDP_TRY(fsdp_ema_state(r->ema, r->unit[k], &state));
+        fsdp_unit_slices(r->unit[k], &s, &n);
+        for (int i = 0; i < n; i++) {
+            fsdp_stream *stream = fsdp_unit_storage_stream(r->unit[k]);
+            FSDP_TRY(fsdp_stream_copy(stream, got, state + s[i].state_offset, (size_t)s[i].numel * sizeof(float)));
+            FSDP_TRY(fsdp_stream_sync(stream));
+            FSDP_TRY(expect_equal(r, got, u->average + u->at[s[i].param] + s[i].offset, s[i].numel, "the average", k, s[i].param));
+        }
+    }
+    return FSDP_OK;
+}
+
+/* Within a step each rank writes masters of its own: replicas differ, which is found, and mended. */
+fsdp_status diverge(run *r, const call *c)
+{
+    fsdp_unit *u = r->unit[c->unit];
+    const fsdp_slice *s;
+    int n;
+    FSDP_TRY(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
+    fsdp_unit_slices(u, &s, &n);
+    for (int i = 0; i < n; i++) {
+        float x[MODEL_TOTAL];
+        for (int64_t j = 0; j < s[i].numel; j++) x[j] = model_value(c->salt + (uint32_t)r->rank, c->unit, s[i].param, s[i].offset + j);
+        FSDP_TRY(fsdp_stream_copy(fsdp_unit_storage_stream(u), s[i].master, x, (size_t)s[i].numel * sizeof(float)));
+        FSDP_TRY(fsdp_stream_sync(fsdp_unit_storage_stream(u)));
+    }
+    FSDP_TRY(fsdp_step_end((fsdp_unit_list){ &u, 1 }));
+    bool differ = model_has_replicas(r->m, c->unit) && model_has_elements(&r->m->unit[c->unit]);
+    fsdp_status st = fsdp_unit_check_replicas(u);
+    FSDP_FAIL_IF(st != (differ ? FSDP_ERR_INVALID : FSDP_OK), FSDP_ERR_INTERNAL, "rank %d: replicas%s differ, but: %s", r->rank, differ ? "" : " do not", fsdp_status_name(st));
+    FSDP_TRY(fsdp_unit_broadcast_from(u, c->rank));
+    return fsdp_unit_check_replicas(u);
 }

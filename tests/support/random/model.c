@@ -48,7 +48,7 @@ void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks)
         int64_t shape[3];
     } shapes[] = { { 0, { 0 } }, { 1, { 0 } }, { 1, { 1 } }, { 1, { 7 } }, { 2, { 3, 5 } }, { 2, { 6, 6 } }, { 3, { 5, 3, 2 } }, { 1, { 37 } }, { 2, { 13, 11 } } };
     enum { SHAPES = sizeof(shapes) / sizeof(shapes[0]) };
-    *u = (model_unit){ .exists = true, .owner = -1, .mode = (fsdp_mode)(salt % 4), .params = (int)(salt / 4 % (MODEL_PARAMS + 1)) };
+    *u = (model_unit){ .exists = true, .salt = salt, .owner = -1, .mode = (fsdp_mode)(salt % 4), .params = (int)(salt / 4 % (MODEL_PARAMS + 1)) };
     int shards = 1 + (int)(salt / 16 % (unsigned)ranks);
     u->shards = u->mode == FSDP_MODE_NONE ? 1 : ranks % shards == 0 ? shards : ranks;
     choose_types(u, salt);
@@ -63,6 +63,16 @@ void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks)
         u->total += align(u->numel[i]);
     }
     if (u->total == 0) u->total = ALIGN;
+}
+
+bool model_stored_apart(const model *m, const model_unit *u)
+{
+    return m->offloads && u->salt % 3 == 0;
+}
+
+static bool same_shape(const fsdp_param *a, const fsdp_param *b)
+{
+    return a->ndim == b->ndim && memcmp(a->shape, b->shape, sizeof(a->shape)) == 0;
 }
 
 static int piece_of(const model *m, const model_unit *u, int at)
@@ -81,6 +91,32 @@ static int owner_of(const model *m, const model_unit *u, int at)
 static bool keeps(const model *m, const model_unit *u, int at, int rank)
 {
     return piece_of(m, u, at) / (m->ranks / u->shards) == rank % u->shards;
+}
+
+bool model_has_elements(const model_unit *u)
+{
+    for (int i = 0; i < u->params; i++)
+        if (u->numel[i] > 0) return true;
+    return false;
+}
+
+bool model_has_replicas(const model *m, int unit)
+{
+    return m->unit[unit].shards < m->ranks;
+}
+
+/* Each rank has, of the student, what it is to write of the teacher. */
+bool model_may_teach(const model *m, int teacher, int student)
+{
+    const model_unit *t = &m->unit[teacher], *s = &m->unit[student];
+    if (teacher == student || t->params != s->params || model_stored_apart(m, t) != model_stored_apart(m, s)) return false;
+    for (int i = 0; i < t->params; i++)
+        if (!same_shape(&t->param[i], &s->param[i])) return false;
+    for (int k = 0; k < m->ranks; k++) { /* of pieces, also of empty ones */
+        int owner = k % (m->ranks / t->shards) * t->shards + k / (m->ranks / t->shards);
+        if (k / (m->ranks / s->shards) != owner % s->shards) return false;
+    }
+    return true;
 }
 
 bool model_rank_keeps_any(const model *m, int unit, int rank)
@@ -163,7 +199,7 @@ static bool trains(const model_unit *u)
 
 static bool idle(const model *m, int unit)
 {
-    return model_open_passes(m) == 0 && m->unit[unit].summons == 0 && !m->unit[unit].in_step;
+    return model_open_passes(m) == 0 && m->unit[unit].summons == 0 && !m->unit[unit].in_step && !m->unit[unit].averaged;
 }
 
 static bool all_in_step(const model *m, unsigned mask)
@@ -180,10 +216,34 @@ static bool all_idle(const model *m, unsigned mask)
     return true;
 }
 
-unsigned model_optim_units(const model *m)
+model_optim model_optim_of(const call *c)
+{
+    return c->other % 2 == 0 ? MODEL_SGD : MODEL_ADAMW;
+}
+
+unsigned model_adamw_mask(const call *c)
+{
+    return ~c->mask & (c->salt % 2 ? ~0u : c->salt >> 8) & ((1u << MODEL_UNITS) - 1);
+}
+
+unsigned model_optim_mask(const model *m, model_optim which)
 {
     unsigned mask = 0;
-    for (int u = 0; u < MODEL_UNITS; u++) mask |= (unsigned)(m->unit[u].exists && m->unit[u].in_optim) << u;
+    for (int u = 0; u < MODEL_UNITS; u++) mask |= (unsigned)(m->unit[u].exists && m->unit[u].optim == which) << u;
+    return mask;
+}
+
+unsigned model_ema_mask(const model *m)
+{
+    unsigned mask = 0;
+    for (int u = 0; u < MODEL_UNITS; u++) mask |= (unsigned)m->unit[u].in_ema << u;
+    return mask;
+}
+
+static unsigned averaged_units(const model *m)
+{
+    unsigned mask = 0;
+    for (int u = 0; u < MODEL_UNITS; u++) mask |= (unsigned)m->unit[u].averaged << u;
     return mask;
 }
 
@@ -205,17 +265,35 @@ static unsigned registered_units(const model *m)
 /* All that is registered for a load must be there, and nothing else of a kind of which something is registered. */
 static bool saved_fits(const model *m)
 {
-    bool wants_params = registered_units(m) != 0, wants_optim = (registered_units(m) & model_optim_units(m)) != 0;
+    unsigned registered = registered_units(m);
+    bool wants_params = registered != 0, wants_state = (registered & (model_optim_mask(m, MODEL_SGD) | model_optim_mask(m, MODEL_ADAMW) | model_ema_mask(m))) != 0;
     for (int u = 0; u < MODEL_UNITS; u++) {
         const model_unit *now = &m->unit[u], *then = &m->saved[u];
         int params = now->exists ? now->params : 0, had = then->exists ? then->params : 0;
         if (params > had || (params < had && wants_params)) return false;
-        if (params > 0 && now->in_optim && !then->in_optim) return false;
-        if (had > 0 && then->in_optim && !(now->in_optim && params == had) && wants_optim) return false;
+        if (params > 0 && now->optim != MODEL_NO_OPTIM && then->optim != now->optim) return false;
+        if (params > 0 && now->in_ema && !then->in_ema) return false;
+        if (had > 0 && wants_state && then->optim != MODEL_NO_OPTIM && !(now->optim == then->optim && params == had)) return false;
+        if (had > 0 && wants_state && then->in_ema && !(now->in_ema && params == had)) return false;
         for (int i = 0; i < params; i++)
-            if (now->param[i].ndim != then->param[i].ndim || memcmp(now->param[i].shape, then->param[i].shape, sizeof(now->param[i].shape)) != 0) return false;
+            if (!same_shape(&now->param[i], &then->param[i])) return false;
     }
     return true;
+}
+
+/* Where a program would begin, or do, something with an average. */
+static bool average_allows(const model *m, const call *c)
+{
+    unsigned mask = model_ema_mask(m);
+    switch (c->kind) {
+    case CALL_EMA_RENEW: return (c->mask & (model_in_step(m) | averaged_units(m))) == 0;
+    case CALL_EMA_UPDATE: return averaged_units(m) == 0 && (mask & model_in_step(m)) == 0;
+    case CALL_SWAP_IN: return all_idle(m, mask);
+    default: break;
+    }
+    bool free = averaged_units(m) != 0 && model_open_passes(m) == 0;
+    for (int u = 0; u < MODEL_UNITS; u++) free &= !(mask >> u & 1) || (m->unit[u].summons == 0 && !m->unit[u].in_step);
+    return free;
 }
 
 static bool allowed(const model *m, const call *c)
@@ -256,8 +334,19 @@ static bool allowed(const model *m, const call *c)
     case CALL_WRITE: return u->summons > 0 && u->writeback;
     case CALL_SUMMON_END: return u->summons > 0;
     case CALL_FILL:
+    case CALL_FILL_FROM:
+    case CALL_FILL_FROM_FAILS:
+    case CALL_BROADCAST:
+    case CALL_DIVERGE:
     case CALL_FILL_FAILS: return idle(m, c->unit);
-    case CALL_OPTIM_STEP: return all_idle(m, model_optim_units(m));
+    case CALL_CHECK_REPLICAS: return model_open_passes(m) == 0 && !u->in_step;
+    case CALL_OPTIM_STEP: return all_idle(m, model_optim_mask(m, model_optim_of(c)));
+    case CALL_READ_GRAD: return u->in_step && u->has[0] && !u->frozen[c->param];
+    case CALL_TEACH: return idle(m, c->unit) && !m->unit[c->other].in_step;
+    case CALL_EMA_RENEW:
+    case CALL_EMA_UPDATE:
+    case CALL_SWAP_IN:
+    case CALL_SWAP_OUT: return average_allows(m, c);
     case CALL_STEP_BEGIN: return all_idle(m, c->mask);
     case CALL_STEP_WRITE:
     case CALL_STEP_NORM:
@@ -267,8 +356,9 @@ static bool allowed(const model *m, const call *c)
     case CALL_RENEW:
     case CALL_CREATE_DIFFERS: return model_open_passes(m) == 0;
     case CALL_LOAD: return all_idle(m, registered_units(m));
-    case CALL_SAVE: return registered_units(m) == 0 || (model_open_passes(m) == 0 && (registered_units(m) & model_in_step(m)) == 0);
+    case CALL_SAVE: return registered_units(m) == 0 || (model_open_passes(m) == 0 && (registered_units(m) & (model_in_step(m) | averaged_units(m))) == 0);
     case CALL_PENDING:
+    case CALL_EMA_READ:
     case CALL_OPTIM_RENEW:
     case CALL_RESET:
     case CALL_STRAY:
@@ -280,11 +370,13 @@ static bool allowed(const model *m, const call *c)
 
 fsdp_status model_expects(const model *m, const call *c)
 {
+    if (c->kind == CALL_TEACH && !model_may_teach(m, c->unit, c->other)) return FSDP_ERR_INVALID;
     if (!allowed(m, c)) return FSDP_ERR_STATE;
     if (c->kind == CALL_FILL_FAILS) return model_rank_keeps_any(m, c->unit, c->rank) ? FSDP_ERR_IO : FSDP_OK;
+    if (c->kind == CALL_FILL_FROM_FAILS) return model_has_elements(&m->unit[c->unit]) ? FSDP_ERR_IO : FSDP_OK;
     if (c->kind == CALL_CREATE_DIFFERS) return m->ranks > 1 ? FSDP_ERR_INVALID : FSDP_OK;
     if (c->kind == CALL_LOAD && !saved_fits(m)) return FSDP_ERR_FORMAT;
-    if (c->kind == CALL_OPTIM_STEP && !model_grads_finite(m, model_optim_units(m))) return FSDP_ERR_NONFINITE;
+    if (c->kind == CALL_OPTIM_STEP && !model_grads_finite(m, model_optim_mask(m, model_optim_of(c)))) return FSDP_ERR_NONFINITE;
     return FSDP_OK;
 }
 
@@ -305,13 +397,23 @@ static void take(model *m, int unit, float from[MODEL_RANKS][MODEL_TOTAL])
     for (int j = 0; j < u->total; j++) u->p[j] = from[owner_of(m, u, j)][j];
 }
 
+/* What rank `from` has, or those that keep the rest of its replica. */
+static void take_replica(model *m, int unit, int from, float have[MODEL_RANKS][MODEL_TOTAL])
+{
+    model_unit *u = &m->unit[unit];
+    for (int j = 0; j < u->total; j++) u->p[j] = have[from / u->shards * u->shards + piece_of(m, u, j) / (m->ranks / u->shards)][j];
+}
+
 static void load(model *m)
 {
     for (int k = 0; k < MODEL_UNITS; k++) {
         model_unit *u = &m->unit[k];
         for (int i = 0; i < u->params; i++) {
             memcpy(u->p + u->at[i], m->saved[k].p + m->saved[k].at[i], (size_t)u->numel[i] * sizeof(float));
-            if (u->in_optim) memcpy(u->v + u->at[i], m->saved[k].v + m->saved[k].at[i], (size_t)u->numel[i] * sizeof(float));
+            if (u->in_ema) memcpy(u->average + u->at[i], m->saved[k].average + m->saved[k].at[i], (size_t)u->numel[i] * sizeof(float));
+            if (u->optim == MODEL_NO_OPTIM) continue;
+            for (int s = 0; s < 2; s++) memcpy(u->v[s] + u->at[i], m->saved[k].v[s] + m->saved[k].at[i], (size_t)u->numel[i] * sizeof(float));
+            u->steps[i] = m->saved[k].steps[i];
         }
     }
 }
@@ -367,11 +469,36 @@ void model_reset(model *m)
     }
 }
 
-static void optim_renew(model *m, unsigned mask)
+/* Some of the units have SGD, some of the others AdamW. */
+static void optim_renew(model *m, const call *c)
 {
     for (int k = 0; k < MODEL_UNITS; k++) {
-        m->unit[k].in_optim = m->unit[k].exists && (mask >> k & 1);
-        memset(m->unit[k].v, 0, sizeof(m->unit[k].v));
+        model_unit *u = &m->unit[k];
+        u->optim = !u->exists ? MODEL_NO_OPTIM : c->mask >> k & 1 ? MODEL_SGD : model_adamw_mask(c) >> k & 1 ? MODEL_ADAMW : MODEL_NO_OPTIM;
+        memset(u->v, 0, sizeof(u->v));
+        memset(u->steps, 0, sizeof(u->steps));
+    }
+}
+
+static void drop_average(model *m)
+{
+    for (int k = 0; k < MODEL_UNITS; k++) m->unit[k].in_ema = m->unit[k].averaged = false;
+}
+
+static void average(model *m, const call *c)
+{
+    unsigned mask = c->kind == CALL_EMA_RENEW ? c->mask : model_ema_mask(m);
+    if (c->kind == CALL_EMA_RENEW) drop_average(m);
+    for (int k = 0; k < MODEL_UNITS; k++) {
+        model_unit *u = &m->unit[k];
+        for (int j = 0; j < u->total && (mask >> k & 1); j++) {
+            float old = u->average[j];
+            u->average[j] = c->kind == CALL_EMA_UPDATE ? model_mixed(old, u->p[j], model_decay(c)) : u->p[j];
+            if (c->kind == CALL_SWAP_IN || c->kind == CALL_SWAP_OUT) u->p[j] = old;
+        }
+        if (!(mask >> k & 1)) continue;
+        u->in_ema = true;
+        u->averaged = c->kind == CALL_SWAP_IN;
     }
 }
 
@@ -438,6 +565,25 @@ void model_apply(model *m, const call *c)
         fill(m, c, values);
         take(m, c->unit, values);
         break;
+    case CALL_FILL_FROM:
+    case CALL_FILL_FROM_FAILS: /* of no elements */
+        memset(values, 0, sizeof(values));
+        fill(m, c, values);
+        memcpy(u->p, values[c->rank], sizeof(u->p));
+        break;
+    case CALL_DIVERGE:
+        memset(values, 0, sizeof(values));
+        fill(m, &(call){ .unit = c->unit, .salt = c->salt, .flag = true }, values);
+        take_replica(m, c->unit, c->rank, values);
+        model_drop_gradients(u);
+        break;
+    case CALL_TEACH:
+        for (int j = 0; j < u->total; j++) u->p[j] = model_mixed(u->p[j], m->unit[c->other].p[j], model_decay(c));
+        break;
+    case CALL_EMA_RENEW:
+    case CALL_EMA_UPDATE:
+    case CALL_SWAP_IN:
+    case CALL_SWAP_OUT: average(m, c); break;
     case CALL_OPTIM_STEP: model_optim_step(m, c); break;
     case CALL_STEP_BEGIN:
     case CALL_STEP_WRITE:
@@ -445,10 +591,11 @@ void model_apply(model *m, const call *c)
     case CALL_STEP_CANCEL: model_step_call(m, c); break;
     case CALL_ZERO_GRAD: model_drop_gradients(u); break;
     case CALL_RENEW:
+        if (u->in_ema) drop_average(m);
         model_unit_make(u, c->unit, c->salt, m->ranks);
-        optim_renew(m, c->mask);
+        optim_renew(m, c);
         break;
-    case CALL_OPTIM_RENEW: optim_renew(m, c->mask); break;
+    case CALL_OPTIM_RENEW: optim_renew(m, c); break;
     case CALL_SAVE:
         memcpy(m->saved, m->unit, sizeof(m->saved));
         m->saves++;
@@ -465,6 +612,10 @@ void model_apply(model *m, const call *c)
     case CALL_PEEK:
     case CALL_PREFETCH:
     case CALL_PENDING:
+    case CALL_READ_GRAD:
+    case CALL_EMA_READ:
+    case CALL_CHECK_REPLICAS:
+    case CALL_BROADCAST:
     case CALL_READ:
     case CALL_READ_ALL:
     case CALL_STEP_NORM:

@@ -10,6 +10,8 @@
 
 #include <fsdp/fsdp.h>
 
+typedef enum model_optim { MODEL_NO_OPTIM, MODEL_SGD, MODEL_ADAMW } model_optim;
+
 typedef struct model_unit {
     bool exists;
     fsdp_mode mode;
@@ -20,8 +22,13 @@ typedef struct model_unit {
     fsdp_param param[MODEL_PARAMS];
     char name[MODEL_PARAMS][16];
     int numel[MODEL_PARAMS], at[MODEL_PARAMS], total; /* in the flat parameter */
-    float p[MODEL_TOTAL], v[MODEL_TOTAL];             /* parameters, momentum */
-    bool in_optim;
+    uint32_t salt;                                    /* that it was made from */
+    float p[MODEL_TOTAL];
+    model_optim optim;
+    float v[2][MODEL_TOTAL]; /* its state */
+    int steps[MODEL_PARAMS];
+    bool in_ema, averaged; /* its average is in its place */
+    float average[MODEL_TOTAL];
 
     bool frozen[MODEL_PARAMS];
 
@@ -64,6 +71,7 @@ typedef struct model_pass {
 
 typedef struct model {
     int ranks;
+    bool offloads; /* some units are kept on another device */
     uint64_t passes_begun;
     model_unit unit[MODEL_UNITS];
     model_pass pass[MODEL_PASSES];
@@ -109,5 +117,16 @@ bool model_grads_finite(const model *m, unsigned units);
 unsigned model_in_step(const model *m);
 /* Whether a fill by this rank asks for any element. */
 bool model_rank_keeps_any(const model *m, int unit, int rank);
+bool model_has_elements(const model_unit *u);
+bool model_has_replicas(const model *m, int unit);
+/* Whether a unit can be the other's teacher, whatever either is about just now. */
+bool model_may_teach(const model *m, int teacher, int student);
+/* Which optimizer a call is about. */
+model_optim model_optim_of(const call *c);
+unsigned model_optim_mask(const model *m, model_optim which);
+unsigned model_ema_mask(const model *m);
+/* Which units a new optimizer of AdamW is to have. */
+unsigned model_adamw_mask(const call *c);
+bool model_stored_apart(const model *m, const model_unit *u);
 
 #endif

@@ -194,7 +194,7 @@ void model_forward(model *m, const call *c)
 
 void model_optim_step(model *m, const call *c)
 {
-    unsigned units = model_optim_units(m);
+    unsigned units = model_optim_mask(m, model_optim_of(c));
     if (units == 0) return;
     bool finite = model_grads_finite(m, units);
     model_norm n = model_norm_of(m, units);
@@ -207,11 +207,13 @@ void model_optim_step(model *m, const call *c)
         if (!(units >> k & 1)) continue;
         float g[MODEL_TOTAL];
         if (finite && final_gradient(m, u, g)) {
-            for (int i = 0; i < u->params; i++)
+            for (int i = 0; i < u->params; i++) {
+                u->steps[i] += !u->frozen[i];
                 for (int j = u->at[i]; j < u->at[i] + u->numel[i] && !u->frozen[i]; j++) {
-                    u->v[j] = MODEL_MOMENTUM * u->v[j] + (g[j] * by + MODEL_DECAY * u->p[j]);
-                    u->p[j] -= MODEL_LR * u->v[j];
+                    if (u->optim == MODEL_SGD) model_sgd(&u->p[j], &u->v[0][j], g[j] * by);
+                    else model_adamw(&u->p[j], &u->v[0][j], &u->v[1][j], g[j] * by, u->steps[i]);
                 }
+            }
         }
         model_drop_gradients(u);
     }

@@ -13,6 +13,5 @@ void model_write_gradients(model *m, const call *c, int pass);
 void model_optim_step(model *m, const call *c);
 void model_step_call(model *m, const call *c);
 void model_forward(model *m, const call *c);
-unsigned model_optim_units(const model *m);
 
 #endif
