@@ -93,7 +93,7 @@ static bool holds(fsdpi_condition c, const fsdp_unit *u, fsdpi_event ev, const f
         if (ev == FSDPI_EV_GRAD) use = u->pass != NULL ? fsdpi_pass_find(u->pass, u) : NULL;
         return use != NULL && use->backward_open;
     case FSDPI_NO_BACKWARD_OPEN: return use == NULL || !use->backward_open;
-    case FSDPI_NOT_HELD: return u->holders == 0;
+    case FSDPI_NOT_HELD: return u->holders == 0 && u->summons == 0; /* a summon may hold nothing, or only on rank 0 */
     case FSDPI_NO_OTHER_PENDING: return u->pass == NULL || u->pass == pass;
     case FSDPI_READABLE:
         /* In a step owners write; in mode none everything is this rank's own. */

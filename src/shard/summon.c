@@ -78,7 +78,8 @@ static fsdp_status check_opts(const fsdp_unit *u, const fsdp_unit_summon_opts *o
 /* This rank's part, which may lack memory. */
 static fsdp_status take_params(fsdp_unit *u)
 {
-    if (u->summon_absent) return FSDP_OK;
+    /* What rank 0 gathers all have to offer. */
+    if (u->summon_absent) return fsdpi_unit_is_narrow(u) ? fsdpi_unit_offer_exact(u) : FSDP_OK;
     fsdp_status st = FSDP_OK;
     FSDP_TRY(fsdpi_unit_hold_exact(u));
     if (u->writeback || u->summon.host) {

@@ -393,6 +393,44 @@ static void test_gradients(void **state)
     in_corners(gradients, &(corners){ .all_modes = true, .ranks = (const int[]){ 3, 4, 0 }, .threads_only = true });
 }
 
+/* ---- rank 0 alone, to the host ---- */
+
+/* Rank 0 reads masters also where they are gathered in 16 bits: the others offer theirs. While a unit is summoned no rank gives it up,
+ * whether it holds anything or not. */
+static fsdp_status for_rank_0(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    mini m;
+    mini_opts opts = opts_of(c);
+    opts.param_dtype = FSDP_BF16;
+    FSDP_TRY(mini_create(&m, comm, &opts));
+    for (int k = 0; k < 4; k++) {
+        fsdp_unit_summon_opts o = { .rank0_only = k != 1, .host = k & 1 };
+        FSDP_TRY(begin_all(&m, (fsdp_unit_summon_opts){ .writeback = true }));
+        FSDP_TRY(write_all(&m, 0.3f + (float)k));
+        FSDP_TRY(end_all(&m));
+        for (int again = 0; again < 2; again++) {
+            FSDP_TRY(begin_all(&m, o));
+            const float *p = o.host ? fsdp_unit_summoned(m.unit[MINI_A], 0) : fsdp_unit_param(m.unit[MINI_A], 0);
+            float x[MOST];
+            bool here = !o.rank0_only || fsdp_comm_rank(comm) == 0;
+            rank_check(!here || p != NULL);
+            if (here) FSDP_TRY(move(m.unit[MINI_A], x, p, 36));
+            for (int i = 0; i < 36 && here; i++) rank_check(x[i] == value(MINI_A, 0, i, 0.3f + (float)k));
+            for (int u = 0; u < MINI_UNITS; u++) rank_check(fsdp_unit_reshard(m.unit[u]) == FSDP_ERR_STATE && strstr(fsdp_last_error_message(), "it is in use") != NULL);
+            FSDP_TRY(end_all(&m));
+        }
+    }
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_masters_for_rank_0(void **state)
+{
+    (void)state;
+    in_corners(for_rank_0, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 4, 0 }, .threads_only = true });
+}
+
 /* With writeback what is written to gradients is what the step gets. */
 static fsdp_status written_gradients(fsdp_comm *comm, void *arg)
 {
@@ -490,6 +528,7 @@ int main(void)
         cmocka_unit_test(test_ranks_that_write_different_values),
         cmocka_unit_test(test_gradients),
         cmocka_unit_test(test_written_gradients),
+        cmocka_unit_test(test_masters_for_rank_0),
         cmocka_unit_test(test_what_is_read_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
