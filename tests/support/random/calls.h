@@ -32,6 +32,9 @@
     X(CALL_READ_ALL, "read all")                                                                            \
     X(CALL_SUMMON_READ, "summon")                                                                           \
     X(CALL_SUMMON_WRITE, "summon to write")                                                                 \
+    X(CALL_SUMMON, "summon, as it is asked for")                                                            \
+    X(CALL_SUMMON_GRADS, "read or write gradients that are summoned")                                       \
+    X(CALL_SUMMON_CANCEL, "cancel the summon")                                                              \
     X(CALL_WRITE, "write what is summoned")                                                                 \
     X(CALL_SUMMON_END, "end the summon")                                                                    \
     X(CALL_FILL, "fill")                                                                                    \

@@ -201,8 +201,11 @@ fsdp_status make(run *r, const call *c)
     case CALL_RESHARD: return fsdp_unit_reshard(r->unit[c->unit]);
     case CALL_READ: return read_one(r, c->unit, c->param, c->salt % 3 > 0 || r->rank == c->rank);
     case CALL_READ_ALL: return read_all(r);
-    case CALL_SUMMON_READ: return fsdp_unit_summon_begin(u, c->flag ? NULL : &(fsdp_unit_summon_opts){ .writeback = false });
-    case CALL_SUMMON_WRITE: return fsdp_unit_summon_begin(u, &(fsdp_unit_summon_opts){ .writeback = true });
+    case CALL_SUMMON:
+    case CALL_SUMMON_WRITE:
+    case CALL_SUMMON_READ: return summon(r, c);
+    case CALL_SUMMON_GRADS: return use_summoned_grads(r, c);
+    case CALL_SUMMON_CANCEL: return fsdp_unit_summon_cancel(u);
     case CALL_WRITE: return write_summoned(r, c);
     case CALL_SUMMON_END: return fsdp_unit_summon_end(u);
     case CALL_FILL:
@@ -253,8 +256,8 @@ bool can_fail(const run *r, call_kind k)
 {
     if (in_a_pass(k)) return true;
     bool queue = strcmp(r->c->device, "guard") == 0 || r->storage != NULL;
-    return ONE_OF(k, CALL_PASS_BEGIN) || (!queue && ONE_OF(k, CALL_SUMMON_READ, CALL_SUMMON_WRITE, CALL_FILL, CALL_READ, CALL_STEP_BEGIN) && r->size == 1) ||
-           (!queue && ONE_OF(k, CALL_FILL, CALL_SUMMON_READ, CALL_SUMMON_WRITE));
+    return ONE_OF(k, CALL_PASS_BEGIN) || (!queue && ONE_OF(k, CALL_SUMMON, CALL_SUMMON_READ, CALL_SUMMON_WRITE, CALL_FILL, CALL_READ, CALL_STEP_BEGIN) && r->size == 1) ||
+           (!queue && ONE_OF(k, CALL_FILL, CALL_SUMMON, CALL_SUMMON_READ, CALL_SUMMON_WRITE));
 }
 
 /* Alone: what failed in a pass costs the pass, everything else is done again. Among others: a reset mends it. */

@@ -9,6 +9,8 @@
 fsdp_status peek(run *r, const call *c);
 fsdp_status read_one(run *r, int unit, int param, bool wanted);
 fsdp_status read_pending(run *r, const call *c);
+fsdp_status summon(run *r, const call *c);
+fsdp_status use_summoned_grads(run *r, const call *c);
 fsdp_status write_summoned(run *r, const call *c);
 fsdp_status fill(const char *name, int param, int64_t first, int64_t numel, float *out, void *arg);
 fsdp_status read_grad(run *r, const call *c);

@@ -29,12 +29,36 @@ static bool is_seen(const model_unit *u, int param, bool exact, fsdp_dtype dtype
     return true;
 }
 
+/* Between a copy that is summoned, in host memory or the device's, and the host. */
+static fsdp_status copy_summoned(run *r, int unit, float *to, const float *from, int64_t numel)
+{
+    fsdp_stream *s = fsdp_unit_stream(r->unit[unit]);
+    if (numel == 0) return FSDP_OK;
+    if (r->m->unit[unit].summon.host) memcpy(to, from, (size_t)numel * sizeof(float));
+    else FSDP_TRY(fsdp_stream_copy(s, to, from, (size_t)numel * sizeof(float)));
+    return fsdp_stream_sync(s);
+}
+
+/* What this rank has to write to, or in host memory. */
+static fsdp_status peek_copy(run *r, int unit)
+{
+    const model_unit *u = &r->m->unit[unit];
+    for (int i = 0; i < u->params; i++) {
+        float got[MODEL_TOTAL], *p = fsdp_unit_summoned(r->unit[unit], i);
+        FSDP_FAIL_IF((p != NULL) != model_has_copy(u, r->rank), FSDP_ERR_INTERNAL, "rank %d: unit %d has%s a copy", r->rank, unit, p != NULL ? "" : " not");
+        if (p == NULL) continue;
+        FSDP_TRY(copy_summoned(r, unit, got, p, u->numel[i]));
+        FSDP_TRY(expect_equal(r, got, u->summoned[r->rank] + u->at[i], u->numel[i], "the copy that is summoned", unit, i));
+    }
+    return FSDP_OK;
+}
+
 /* What is read through an address: in use, or summoned. Nothing, where it cannot be. Where nobody is sure to hold it, it may be as a
  * pass, or as an exact evaluation or a summon left it. */
 fsdp_status peek(run *r, const call *c)
 {
     const model_unit *u = &r->m->unit[c->unit];
-    bool held = model_is_whole(r->m, c->unit);
+    bool held = model_is_whole(r->m, c->unit, r->rank);
     for (int i = 0; i < u->params; i++) {
         float got[MODEL_TOTAL], want[MODEL_TOTAL];
         bool has, exact = held ? u->sees_exact : false;
@@ -49,9 +73,7 @@ fsdp_status peek(run *r, const call *c)
         for (int j = 0; j < u->numel[i]; j++) want[j] = model_seen(u, exact, u->at[i] + j);
         FSDP_TRY(expect_equal(r, got, want, u->numel[i], "looked at", c->unit, i));
     }
-    float *w = fsdp_unit_summoned(r->unit[c->unit], 0);
-    if (u->params > 0 && (w != NULL) != (u->summons > 0 && u->writeback)) FSDP_FAIL(FSDP_ERR_INTERNAL, "unit %d has%s a place to write to", c->unit, w != NULL ? "" : " not");
-    return FSDP_OK;
+    return peek_copy(r, c->unit);
 }
 
 fsdp_status read_one(run *r, int unit, int param, bool wanted)
@@ -89,18 +111,51 @@ fsdp_status read_pending(run *r, const call *c)
     return FSDP_OK;
 }
 
+fsdp_status summon(run *r, const call *c)
+{
+    fsdp_unit_summon_opts o = model_summon_opts(c);
+    return fsdp_unit_summon_begin(r->unit[c->unit], c->kind == CALL_SUMMON_READ && c->flag ? NULL : &o);
+}
+
+static fsdp_status write_copy(run *r, const call *c, int param, bool own, float *to)
+{
+    float x[MODEL_TOTAL];
+    int numel = r->m->unit[c->unit].numel[param];
+    for (int j = 0; j < numel; j++) x[j] = model_value(c->salt + (own ? (uint32_t)r->rank : 0), c->unit, param, j);
+    return copy_summoned(r, c->unit, to, x, numel);
+}
+
 fsdp_status write_summoned(run *r, const call *c)
 {
     const model_unit *u = &r->m->unit[c->unit];
-    fsdp_stream *s = fsdp_unit_stream(r->unit[c->unit]);
     for (int i = 0; i < u->params; i++) {
-        float x[MODEL_TOTAL], *to = fsdp_unit_summoned(r->unit[c->unit], i);
-        if (to == NULL) return fsdpi_error_status();
-        for (int j = 0; j < u->numel[i]; j++) x[j] = model_value(c->salt + (c->flag ? (uint32_t)r->rank : 0), c->unit, i, j);
-        if (u->numel[i] > 0) FSDP_TRY(fsdp_stream_copy(s, to, x, (size_t)u->numel[i] * sizeof(float)));
-        FSDP_TRY(fsdp_stream_sync(s));
+        float *to = fsdp_unit_summoned(r->unit[c->unit], i);
+        FSDP_FAIL_IF((to == NULL) != model_is_absent(u, r->rank), FSDP_ERR_INTERNAL, "rank %d: what is summoned to write is%s here", r->rank, to == NULL ? " not" : "");
+        if (to != NULL) FSDP_TRY(write_copy(r, c, i, c->flag, to));
     }
     return FSDP_OK;
+}
+
+/* Read as they are now, and written over. */
+fsdp_status use_summoned_grads(run *r, const call *c)
+{
+    const model_unit *u = &r->m->unit[c->unit];
+    for (int i = 0; i < u->params; i++) {
+        float *grad, got[MODEL_TOTAL];
+        fsdp_status st = fsdp_unit_summoned_grad(r->unit[c->unit], i, &grad);
+        FSDP_FAIL_IF(u->summon.grads && (st == FSDP_ERR_STATE) != model_is_absent(u, r->rank), FSDP_ERR_INTERNAL, "rank %d: summoned gradients: %s", r->rank, fsdp_status_name(st));
+        if (model_is_absent(u, r->rank) && u->summon.grads) continue;
+        FSDP_TRY(st);
+        FSDP_FAIL_IF((grad != NULL) != (u->had_grads && !u->frozen[i]), FSDP_ERR_INTERNAL, "rank %d: parameter %d has%s a summoned gradient", r->rank, i, grad != NULL ? "" : " not");
+        if (grad == NULL) continue;
+        /* Where they have been dropped since, others may be frozen. */
+        if (model_has_reduced(u)) {
+            FSDP_TRY(copy_summoned(r, c->unit, got, grad, u->numel[i]));
+            FSDP_TRY(expect_equal(r, got, u->summoned_grad[r->rank] + u->at[i], u->numel[i], "a summoned gradient", c->unit, i));
+        }
+        if (c->flag && u->summon.writeback) FSDP_TRY(write_copy(r, c, i, c->other % 2, grad));
+    }
+    return u->params > 0 || (u->summons > 0 && u->summon.grads) ? FSDP_OK : FSDP_ERR_STATE;
 }
 
 /* Called for the elements that this rank keeps. */

@@ -147,11 +147,29 @@ int model_open_uses(const model *m, int pass)
     return n;
 }
 
-bool model_is_whole(const model *m, int unit)
+fsdp_unit_summon_opts model_summon_opts(const call *c)
+{
+    uint32_t s = c->salt >> 4;
+    if (c->kind != CALL_SUMMON) return (fsdp_unit_summon_opts){ .writeback = c->kind == CALL_SUMMON_WRITE };
+    return (fsdp_unit_summon_opts){ .writeback = s & 1, .rank0_only = s >> 1 & 1, .host = s >> 2 & 1, .grads = s >> 3 & 1, .same = (s >> 4 & 3) == 0 };
+}
+
+bool model_is_absent(const model_unit *u, int rank)
+{
+    return u->summons > 0 && u->summon.rank0_only && rank != 0;
+}
+
+bool model_has_copy(const model_unit *u, int rank)
+{
+    return u->summons > 0 && (u->summon.writeback || u->summon.host) && !model_is_absent(u, rank);
+}
+
+bool model_is_whole(const model *m, int unit, int rank)
 {
     for (int p = 0; p < MODEL_PASSES; p++)
         if (m->pass[p].open && held(&m->pass[p].use[unit]) > 0) return true;
-    return m->unit[unit].summons > 0;
+    const model_unit *u = &m->unit[unit];
+    return u->summons > 0 && !u->summon.host && !model_is_absent(u, rank);
 }
 
 float model_seen(const model_unit *u, bool exact, int at)
@@ -167,7 +185,7 @@ fsdp_dtype model_seen_dtype(const model_unit *u, bool exact)
 static void hold(model *m, int unit, bool exact)
 {
     model_unit *u = &m->unit[unit];
-    if (!model_is_whole(m, unit)) u->sees_exact = exact || u->param_dtype == FSDP_F32;
+    if (!model_is_whole(m, unit, 0)) u->sees_exact = exact || u->param_dtype == FSDP_F32;
 }
 
 static void hold_in(model *m, int unit, int pass)
@@ -178,6 +196,13 @@ static void hold_in(model *m, int unit, int pass)
 bool model_is_sharded(const model *m, int unit)
 {
     return m->unit[unit].mode == FSDP_MODE_FULL && !m->unit[unit].unsharded && model_open_passes(m) == 0 && m->unit[unit].summons == 0;
+}
+
+bool model_has_reduced(const model_unit *u)
+{
+    for (int k = 0; k < MODEL_ROUNDS; k++)
+        if (u->has[k]) return true;
+    return false;
 }
 
 bool model_has_unsent(const model *m, int unit)
@@ -296,6 +321,26 @@ static bool average_allows(const model *m, const call *c)
     return free;
 }
 
+/* The outermost: gradients are there to be read. An inner one asks for no more. */
+static bool may_summon(const model *m, int unit, fsdp_unit_summon_opts o)
+{
+    const model_unit *u = &m->unit[unit];
+    if (u->summons == 0) return !(o.grads && model_has_unsent(m, unit));
+    return o.writeback <= u->summon.writeback && o.grads <= u->summon.grads && o.same <= u->summon.same && o.rank0_only >= u->summon.rank0_only && o.host == u->summon.host;
+}
+
+/* What ranks wrote that were to write the same. */
+static bool wrote_the_same(const model *m, const model_unit *u)
+{
+    for (int r = 1; r < m->ranks; r++)
+        for (int i = 0; i < u->params; i++) {
+            size_t bytes = (size_t)u->numel[i] * sizeof(float);
+            if (memcmp(u->summoned[r] + u->at[i], u->summoned[0] + u->at[i], bytes) != 0) return false;
+            if (u->summon.grads && model_has_reduced(u) && !u->frozen[i] && memcmp(u->summoned_grad[r] + u->at[i], u->summoned_grad[0] + u->at[i], bytes) != 0) return false;
+        }
+    return true;
+}
+
 static bool allowed(const model *m, const call *c)
 {
     const model_unit *u = &m->unit[c->unit];
@@ -323,15 +368,17 @@ static bool allowed(const model *m, const call *c)
     case CALL_BACKWARD_BEGIN: return open && p->train && !x->backward_open && x->forwards > x->backwards && (u->owner < 0 || u->owner == c->pass);
     case CALL_BACKWARD_END: return open && x->backward_open;
     case CALL_GRAD: return u->owner >= 0 && m->pass[u->owner].use[c->unit].backward_open;
-    case CALL_PEEK: return model_is_whole(m, c->unit); /* or not: the caller knows when that is certain */
     case CALL_PREFETCH:
     case CALL_UNSHARD: return !u->in_step;
-    case CALL_RESHARD: return !model_is_whole(m, c->unit);
+    case CALL_RESHARD: return !model_is_whole(m, c->unit, 0) && u->summons == 0;
     case CALL_READ: return model_open_passes(m) == 0 && !u->in_step;
     case CALL_READ_ALL: return model_open_passes(m) == 0 && model_in_step(m) == 0;
-    case CALL_SUMMON_READ: return model_open_passes(m) == 0 && !u->in_step;
-    case CALL_SUMMON_WRITE: return model_open_passes(m) == 0 && !u->in_step && (u->summons == 0 || u->writeback);
-    case CALL_WRITE: return u->summons > 0 && u->writeback;
+    case CALL_SUMMON:
+    case CALL_SUMMON_READ:
+    case CALL_SUMMON_WRITE: return model_open_passes(m) == 0 && !u->in_step && may_summon(m, c->unit, model_summon_opts(c));
+    case CALL_WRITE: return u->summons > 0 && u->summon.writeback;
+    case CALL_SUMMON_GRADS: return u->summons > 0 && u->summon.grads;
+    case CALL_SUMMON_CANCEL:
     case CALL_SUMMON_END: return u->summons > 0;
     case CALL_FILL:
     case CALL_FILL_FROM:
@@ -357,6 +404,7 @@ static bool allowed(const model *m, const call *c)
     case CALL_CREATE_DIFFERS: return model_open_passes(m) == 0;
     case CALL_LOAD: return all_idle(m, registered_units(m));
     case CALL_SAVE: return registered_units(m) == 0 || (model_open_passes(m) == 0 && (registered_units(m) & (model_in_step(m) | averaged_units(m))) == 0);
+    case CALL_PEEK: /* there is something to see, or not */
     case CALL_PENDING:
     case CALL_EMA_READ:
     case CALL_OPTIM_RENEW:
@@ -371,7 +419,9 @@ static bool allowed(const model *m, const call *c)
 fsdp_status model_expects(const model *m, const call *c)
 {
     if (c->kind == CALL_TEACH && !model_may_teach(m, c->unit, c->other)) return FSDP_ERR_INVALID;
+    if (c->kind == CALL_SUMMON && model_summon_opts(c).same && (!model_summon_opts(c).writeback || model_summon_opts(c).rank0_only)) return FSDP_ERR_INVALID;
     if (!allowed(m, c)) return FSDP_ERR_STATE;
+    if (c->kind == CALL_SUMMON_END && m->unit[c->unit].summons == 1 && m->unit[c->unit].summon.same && !wrote_the_same(m, &m->unit[c->unit])) return FSDP_ERR_INVALID;
     if (c->kind == CALL_FILL_FAILS) return model_rank_keeps_any(m, c->unit, c->rank) ? FSDP_ERR_IO : FSDP_OK;
     if (c->kind == CALL_FILL_FROM_FAILS) return model_has_elements(&m->unit[c->unit]) ? FSDP_ERR_IO : FSDP_OK;
     if (c->kind == CALL_CREATE_DIFFERS) return m->ranks > 1 ? FSDP_ERR_INVALID : FSDP_OK;
@@ -465,7 +515,8 @@ void model_reset(model *m)
     for (int p = 0; p < MODEL_PASSES; p++) drop_pass(m, p);
     for (int k = 0; k < MODEL_UNITS; k++) {
         m->unit[k].summons = 0;
-        m->unit[k].writeback = m->unit[k].in_step = m->unit[k].step_written = false;
+        m->unit[k].summon = (fsdp_unit_summon_opts){ 0 };
+        m->unit[k].in_step = m->unit[k].step_written = false;
     }
 }
 
@@ -502,12 +553,39 @@ static void average(model *m, const call *c)
     }
 }
 
-static void summon_end(model *m, int unit)
+static void summon(model *m, int unit, fsdp_unit_summon_opts o)
+{
+    model_unit *u = &m->unit[unit];
+    hold(m, unit, true);
+    if (u->summons++ > 0) return;
+    float grad[MODEL_TOTAL];
+    u->summon = o;
+    u->had_grads = o.grads && model_reduced(m, unit, grad);
+    for (int r = 0; r < m->ranks; r++) {
+        memcpy(u->summoned[r], u->p, sizeof(u->p));
+        if (u->had_grads) memcpy(u->summoned_grad[r], grad, sizeof(grad));
+    }
+}
+
+/* Of rank 0 all counts; else of each rank its slice. */
+static void write_back(model *m, int unit)
+{
+    model_unit *u = &m->unit[unit];
+    bool grads = u->summon.grads && model_has_reduced(u);
+    if (grads) model_merge(u);
+    for (int j = 0; j < u->total; j++) {
+        int from = u->summon.rank0_only ? 0 : owner_of(m, u, j);
+        u->p[j] = u->summoned[from][j];
+        if (grads) u->acc[0][j] = u->summoned_grad[from][j];
+    }
+}
+
+static void summon_end(model *m, int unit, bool keep)
 {
     model_unit *u = &m->unit[unit];
     if (--u->summons > 0) return;
-    if (u->writeback) take(m, unit, u->summoned);
-    u->writeback = false;
+    if (keep && u->summon.writeback) write_back(m, unit);
+    u->summon = (fsdp_unit_summon_opts){ 0 };
 }
 
 void model_apply(model *m, const call *c)
@@ -547,18 +625,15 @@ void model_apply(model *m, const call *c)
     case CALL_BACKWARD_BEGIN: begin_backward(m, c); break;
     case CALL_BACKWARD_END: end_backward(m, c); break;
     case CALL_GRAD: model_write_gradients(m, c, u->owner); break;
+    case CALL_SUMMON:
     case CALL_SUMMON_READ:
-        hold(m, c->unit, true);
-        u->summons++;
-        break;
-    case CALL_SUMMON_WRITE:
-        for (int r = 0; u->summons == 0 && r < m->ranks; r++) memcpy(u->summoned[r], u->p, sizeof(u->p));
-        hold(m, c->unit, true);
-        u->summons++;
-        u->writeback = true;
-        break;
+    case CALL_SUMMON_WRITE: summon(m, c->unit, model_summon_opts(c)); break;
     case CALL_WRITE: fill(m, c, u->summoned); break;
-    case CALL_SUMMON_END: summon_end(m, c->unit); break;
+    case CALL_SUMMON_GRADS:
+        if (c->flag && u->summon.writeback && u->had_grads) fill(m, &(call){ .unit = c->unit, .salt = c->salt, .flag = c->other % 2 }, u->summoned_grad);
+        break;
+    case CALL_SUMMON_END: summon_end(m, c->unit, true); break;
+    case CALL_SUMMON_CANCEL: summon_end(m, c->unit, false); break;
     case CALL_FILL:
     case CALL_FILL_FAILS: /* of a rank that keeps nothing */
         memset(values, 0, sizeof(values));

@@ -49,8 +49,9 @@ typedef struct model_unit {
     float window[MODEL_RANKS][MODEL_TOTAL];
 
     int summons;
-    bool writeback;
-    float summoned[MODEL_RANKS][MODEL_TOTAL];
+    fsdp_unit_summon_opts summon; /* the outermost */
+    float summoned[MODEL_RANKS][MODEL_TOTAL], summoned_grad[MODEL_RANKS][MODEL_TOTAL];
+    bool had_grads; /* when it was summoned */
     bool in_step, step_written;
     bool unsharded; /* by hand, once: it may be whole still, and need not be */
 } model_unit;
@@ -106,8 +107,8 @@ bool model_reduced(const model *m, int unit, float out[MODEL_TOTAL]);
 
 int model_open_passes(const model *m);
 int model_open_uses(const model *m, int pass);
-/* Whether somebody holds the unit for sure; whether it is sharded for sure. */
-bool model_is_whole(const model *m, int unit);
+/* Whether on this rank somebody holds the unit for sure; whether it is sharded for sure. */
+bool model_is_whole(const model *m, int unit, int rank);
 bool model_is_sharded(const model *m, int unit);
 /* What those see that hold it, or would without exact: masters, rounded; and the type that it has in compute's memory. */
 float model_seen(const model_unit *u, bool exact, int at);
@@ -121,6 +122,12 @@ bool model_has_elements(const model_unit *u);
 bool model_has_replicas(const model *m, int unit);
 /* Whether a unit can be the other's teacher, whatever either is about just now. */
 bool model_may_teach(const model *m, int teacher, int student);
+/* What a call that summons asks for. */
+fsdp_unit_summon_opts model_summon_opts(const call *c);
+/* Whether this rank has nothing of what is summoned; whether it has a copy of its own. */
+bool model_is_absent(const model_unit *u, int rank);
+bool model_has_copy(const model_unit *u, int rank);
+bool model_has_reduced(const model_unit *u);
 /* Which optimizer a call is about. */
 model_optim model_optim_of(const call *c);
 unsigned model_optim_mask(const model *m, model_optim which);

@@ -63,7 +63,7 @@ static bool final_gradient(const model *m, const model_unit *u, float *out)
 }
 
 /* A step adds the rounds up; a reset within it leaves the sum as one round. */
-static void merge(model_unit *u)
+void model_merge(model_unit *u)
 {
     float sum[MODEL_TOTAL];
     if (!add_rounds(u, -1, sum)) return;
@@ -236,7 +236,7 @@ void model_step_call(model *m, const call *c)
         if (c->kind == CALL_STEP_BEGIN) {
             u->in_step = true;
             send(m, u);
-            merge(u);
+            model_merge(u);
         }
         if (c->kind == CALL_STEP_WRITE) own_step(m, u);
         if (c->kind != CALL_STEP_END && c->kind != CALL_STEP_CANCEL) continue;

@@ -6,6 +6,7 @@
 
 #include "support/random/model.h"
 
+void model_merge(model_unit *u);
 void model_post(model *m, int pass, int unit);
 void model_commit(model *m, int pass, int unit);
 void model_drop_gradients(model_unit *u);
