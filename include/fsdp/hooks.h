@@ -46,7 +46,7 @@ typedef struct fsdp_reduction {
     int count;
 } fsdp_reduction;
 
-/* Runs on the storage device's stream of reductions. A unit that posts several times in a pass has a sum for each of these rounds; they are added
+/* Runs on the gradient device's stream of reductions. A unit that posts several times in a pass has a sum for each of these rounds; they are added
  * up in the step. */
 typedef fsdp_status (*fsdp_reduce_fn)(const fsdp_kernel *k, const fsdp_reduction *r, void *arg);
 

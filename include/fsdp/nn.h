@@ -137,7 +137,7 @@ typedef struct fsdp_wrap_opts {
     int reshard_group;
     fsdp_dtype param_dtype, reduce_dtype, grad_dtype; /* compute is F32 in any case */
     bool exact_eval;
-    fsdp_device *storage_device, *compute_device;
+    fsdp_device *storage_device, *grad_device, *compute_device;
     int prefetch;
     const fsdp_wrap_policy *policy; /* which modules inside get units of their own; NULL: none */
     /* Bytes. Parameters that are smaller (norms, biases) go into a second unit, "NAME.small", which stays whole until they change

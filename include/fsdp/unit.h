@@ -85,9 +85,13 @@ typedef struct fsdp_unit_opts {
     fsdp_dtype param_dtype, reduce_dtype, grad_dtype;
     bool exact_eval; /* evaluation passes see masters, not rounded parameters; summons always do */
     bool raw_params; /* compute reads param_dtype as it is (fsdp_unit_param_data): no F32 copy is made */
-    fsdp_device *storage_device; /* where slices live: masters, gradients, optimizer state. NULL: compute_device. Another (offload):
-                                    parameters are copied over when they are gathered, gradients when they are reduced */
-    fsdp_device *compute_device; /* where the unit is used; NULL: the CPU */
+    /* Two devices at most, of which one is the host's memory (offload).
+     * compute_device: where the unit is used. NULL: the CPU.
+     * storage_device: where slices live: masters, and optimizer state unless the optimizer is told otherwise. NULL: compute_device. Another:
+     * parameters are copied over when they are gathered.
+     * grad_device: where gradients are added up and kept until the step. NULL: storage_device. Other than compute_device: they are copied over
+     * when they are reduced; other than storage_device: again in the step, which has them there, and takes room for it. */
+    fsdp_device *storage_device, *grad_device, *compute_device;
     int prefetch; /* how many units ahead are gathered when this one begins, in the order of the last pass. 0: 1;
                      negative: none. Of no effect where a gather copies nothing (transport shm). */
 } fsdp_unit_opts;
@@ -110,7 +114,7 @@ FSDP_API int fsdp_unit_param_count(const fsdp_unit *unit);
 FSDP_API const fsdp_param *fsdp_unit_param_info(const fsdp_unit *unit, int i);
 FSDP_API int64_t fsdp_unit_param_numel(const fsdp_unit *unit, int i);
 FSDP_API fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit);         /* of the compute device: whole parameters, gradients of a pass */
-FSDP_API fsdp_stream *fsdp_unit_storage_stream(const fsdp_unit *unit); /* of the storage device: slices; the same one where the devices are */
+FSDP_API fsdp_stream *fsdp_unit_storage_stream(const fsdp_unit *unit); /* of the storage device: slices, and gradients in a step; the same one where the devices are */
 /* The unit's state in words, for messages and debuggers: "sharded, gradients accumulated". */
 FSDP_API const char *fsdp_unit_state(const fsdp_unit *unit);
 

@@ -107,7 +107,7 @@ static bool choose(const fsdpi_wrapping *w, fsdp_module *m, const char *path, in
 static bool same_unit(const fsdp_wrap_opts *a, const fsdp_wrap_opts *b)
 {
     return a->mode == b->mode && a->shards == b->shards && a->reshard_group == b->reshard_group && a->param_dtype == b->param_dtype && a->reduce_dtype == b->reduce_dtype &&
-           a->grad_dtype == b->grad_dtype && a->exact_eval == b->exact_eval && a->storage_device == b->storage_device && a->compute_device == b->compute_device && a->prefetch == b->prefetch;
+           a->grad_dtype == b->grad_dtype && a->exact_eval == b->exact_eval && a->storage_device == b->storage_device && a->grad_device == b->grad_device && a->compute_device == b->compute_device && a->prefetch == b->prefetch;
 }
 
 /* Neighbours [0, n) of a list of choices. */

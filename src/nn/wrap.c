@@ -150,6 +150,7 @@ static fsdp_status make_unit(fsdp_unit **out, collection *c, fsdp_module *m, con
                           .grad_dtype = o->grad_dtype,
                           .exact_eval = o->exact_eval,
                           .storage_device = o->storage_device,
+                          .grad_device = o->grad_device,
                           .compute_device = o->compute_device,
                           .prefetch = o->prefetch };
     fsdp_unit *u;
@@ -272,7 +273,7 @@ static fsdp_status make_ignored(fsdpi_wrapping *w, collection *c)
     if (c->count == 0) return FSDP_OK;
     FSDP_TRY(fsdp_comm_create_self(&alone));
     snprintf(name, sizeof(name), "%.200s.ignored", w->opts.name != NULL ? w->opts.name : w->root->type);
-    fsdp_wrap_opts o = { .comm = alone, .name = name, .mode = FSDP_MODE_NONE, .storage_device = w->opts.storage_device, .compute_device = w->opts.compute_device };
+    fsdp_wrap_opts o = { .comm = alone, .name = name, .mode = FSDP_MODE_NONE, .storage_device = w->opts.storage_device, .grad_device = w->opts.grad_device, .compute_device = w->opts.compute_device };
     fsdp_status st = make(w, FSDP_OK, c, &w->root, 1, &o);
     if (st == FSDP_OK) w->root->alone = alone;
     else fsdp_comm_destroy(alone);

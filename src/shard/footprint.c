@@ -40,8 +40,8 @@ fsdpi_footprint fsdpi_unit_footprint(const fsdp_unit *u)
         .master = copies || u->flat == NULL ? kept : 0,
         .published = narrow && copies ? (size_t)fsdpi_unit_kept(u) * element : 0,
         .sum = fsdpi_unit_sum_bytes(u),
-        .step = (copies && u->replicas.size > 1 ? kept : 0) + (u->grad_dtype != FSDP_F32 ? bytes_of(fsdpi_unit_slice(u)) : 0),
-        .block = apart || u->reduce_dtype != FSDP_F32 ? whole : 0,
+        .step = (copies && u->replicas.size > 1 ? kept : 0) + (fsdpi_unit_stages_grads(u) ? bytes_of(fsdpi_unit_slice(u)) : 0),
+        .block = u->sums != u->ctx || u->reduce_dtype != FSDP_F32 ? whole : 0,
         .summoned = whole,
         .shared = shared(u),
     };
@@ -67,7 +67,7 @@ static size_t window_size_of(const fsdp_unit *u)
 static int same_size(const fsdpi_runtime *rt, const fsdp_unit *like, const fsdp_unit *before)
 {
     int n = 0;
-    for (const fsdp_unit *u = rt->units; u != before; u = u->following) n += u->store == like->store && window_size_of(u) == window_size_of(like);
+    for (const fsdp_unit *u = rt->units; u != before; u = u->following) n += u->sums == like->sums && window_size_of(u) == window_size_of(like);
     return n;
 }
 

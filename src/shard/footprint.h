@@ -7,12 +7,12 @@
 
 #include "shard/unit.h"
 
-/* Bytes of this rank, unless it says otherwise; where storage is apart from compute, on the one or the other. */
+/* Bytes of this rank, unless it says otherwise; where it is used and kept on two devices, on the one or the other. */
 typedef struct fsdpi_footprint {
     size_t master;    /* storage, always: its own copy of what it keeps, where that is not in shared memory */
     size_t published; /* storage, always: the same in a type below fp32 */
-    size_t sum;       /* storage: an accumulator: one from the first pass on, a second one where a step has several passes */
-    size_t step;      /* storage, while it is in a step, where it has gradients: those of all replicas; what is stored below fp32, widened */
+    size_t sum;       /* gradient device: an accumulator: one from the first pass on, a second one where a step has several passes */
+    size_t step;      /* storage, while it is in a step, where it has gradients: those of all replicas; those that are stored below fp32, or elsewhere */
     size_t gathered;  /* compute, while the unit is whole */
     size_t block;     /* compute, while a backward writes gradients that are sent in another type, or from elsewhere */
     size_t summoned;  /* compute, while it is summoned with writeback */

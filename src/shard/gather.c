@@ -194,7 +194,7 @@ fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep)
     fsdpi_unit_move(u, FSDPI_KEPT);
     /* What is pinned is what passes read; a summon has gathered the masters in its place. */
     bool pinned = u->pinned && u->whole_exact == !fsdpi_unit_is_narrow(u);
-    if (keep || pinned || u->mode == FSDP_MODE_OPTIMIZER || u->mode == FSDP_MODE_NONE) return FSDP_OK;
+    if (keep || pinned || fsdpi_unit_stays_whole(u)) return FSDP_OK;
     return fsdpi_unit_reshard(u);
 }
 

@@ -74,7 +74,7 @@ fsdp_status fsdp_unit_read_pending(fsdp_unit *u, int i, fsdp_pending which, int6
     if (offset != NULL) *offset = g.offset;
     if (numel != NULL) *numel = g.numel;
     if (out == NULL || g.numel == 0) return FSDP_OK;
-    FSDP_TRY(fsdpi_stream_wait_stream(u->store->compute, u->store->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->sums->compute, u->sums->comm));
     if (own) return add_rounds(u, u->unsent, u->unsent_rounds, g.at, g.numel, out);
     return add_rounds(u, u->acc, u->rounds, g.at - u->lo, g.numel, out);
 }

@@ -95,7 +95,7 @@ fsdp_status fsdpi_hooks_reduce(fsdp_unit *u, fsdpi_window *window, uint32_t use,
     int64_t numel = fsdpi_unit_slice(u);
     void *sum = out;
     if (h->sums != NULL) {
-        if (base != NULL) FSDP_TRY(fsdpi_launch_widen(u->store->comm, h->sums, base, u->grad_dtype, numel));
+        if (base != NULL) FSDP_TRY(fsdpi_launch_widen(u->sums->comm, h->sums, base, u->grad_dtype, numel));
         base = base != NULL ? h->sums : NULL;
         out = h->sums + numel;
     }
@@ -103,17 +103,17 @@ fsdp_status fsdpi_hooks_reduce(fsdp_unit *u, fsdpi_window *window, uint32_t use,
     size_t element = fsdp_dtype_bytes(u->reduce_dtype), lo = (size_t)u->lo * element, hi = (size_t)u->hi * element;
     for (int r = 0; r < a.ranks; r++) {
         const void *p;
-        FSDP_TRY(t->window_peer(window, use, r, lo, hi, u->name, u->store->comm, &p));
+        FSDP_TRY(t->window_peer(window, use, r, lo, hi, u->name, u->sums->comm, &p));
         if (h->pieces != NULL) { /* what comes next comes to the same place, or it is narrow */
             float *aside = h->pieces + r * numel;
-            if (u->reduce_dtype == FSDP_F32) FSDP_TRY(fsdp_stream_copy(u->store->comm, aside, p, hi - lo));
-            else FSDP_TRY(fsdpi_launch_widen(u->store->comm, aside, p, u->reduce_dtype, numel));
+            if (u->reduce_dtype == FSDP_F32) FSDP_TRY(fsdp_stream_copy(u->sums->comm, aside, p, hi - lo));
+            else FSDP_TRY(fsdpi_launch_widen(u->sums->comm, aside, p, u->reduce_dtype, numel));
             p = aside;
         }
         a.piece[r] = p;
     }
-    FSDP_TRY(fsdp_stream_launch(u->store->comm, k_reduce, &a, sizeof(a)));
-    return h->sums != NULL ? fsdpi_launch_narrow(u->store->comm, sum, u->grad_dtype, out, numel) : FSDP_OK;
+    FSDP_TRY(fsdp_stream_launch(u->sums->comm, k_reduce, &a, sizeof(a)));
+    return h->sums != NULL ? fsdpi_launch_narrow(u->sums->comm, sum, u->grad_dtype, out, numel) : FSDP_OK;
 }
 
 /* ---- setting them ---- */
@@ -149,11 +149,11 @@ static fsdp_status make_room(fsdpi_hooks *h, const fsdp_unit *u)
     size_t slice = (size_t)fsdpi_unit_slice(u) * sizeof(float);
     void *p;
     if (slice > 0 && (!u->rt->comm->transport->zero_copy || u->reduce_dtype != FSDP_F32)) {
-        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)u->rt->comm->size * slice, &p));
+        FSDP_TRY(fsdpi_arena_alloc(u->sums->arena, (size_t)u->rt->comm->size * slice, &p));
         h->pieces = p;
     }
     if (slice > 0 && u->grad_dtype != FSDP_F32) {
-        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, 2 * slice, &p));
+        FSDP_TRY(fsdpi_arena_alloc(u->sums->arena, 2 * slice, &p));
         h->sums = p;
     }
     return FSDP_OK;
@@ -177,8 +177,8 @@ static fsdp_status make_hooks(fsdpi_hooks **out, fsdp_unit *u, const fsdp_grad_h
 static void free_hooks(fsdp_unit *u, fsdpi_hooks *h)
 {
     if (h == NULL) return;
-    fsdpi_arena_free(u->store->arena, h->pieces);
-    fsdpi_arena_free(u->store->arena, h->sums);
+    fsdpi_arena_free(u->sums->arena, h->pieces);
+    fsdpi_arena_free(u->sums->arena, h->sums);
     fsdpi_free(h->whole);
     fsdpi_free(h->own);
     fsdpi_free(h->segment);

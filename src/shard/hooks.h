@@ -12,8 +12,8 @@ typedef struct fsdpi_hooks {
     fsdp_slice *whole, *own; /* parts of the window, and of the slice */
     int whole_count, own_count;
     fsdpi_segment *segment; /* to find them */
-    float *pieces; /* where they cannot be read where they are: arena block of the storage device, all ranks' side by side */
-    float *sums;   /* a grad_dtype below fp32: the sum before and the sum after, as hooks see them: arena block of the storage device */
+    float *pieces; /* where they cannot be read where they are: arena block of the gradient device, all ranks' side by side */
+    float *sums;   /* a grad_dtype below fp32: the sum before and the sum after, as hooks see them: arena block of the gradient device */
 } fsdpi_hooks;
 
 /* On this rank's gradient of a leaf, where backward wrote it. */

@@ -200,7 +200,7 @@ void fsdpi_pass_free(fsdp_pass *pass)
 static fsdp_status reshard_idle(fsdpi_runtime *rt, bool all)
 {
     for (fsdp_unit *u = rt->units; u != NULL; u = u->following) {
-        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && (all || (u->mode != FSDP_MODE_OPTIMIZER && !u->pinned)));
+        bool idle = u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && (all || (!fsdpi_unit_stays_whole(u) && !u->pinned)));
         if (idle) FSDP_TRY(fsdpi_unit_reshard(u));
     }
     return FSDP_OK;

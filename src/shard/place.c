@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT
  *
- * Units whose slices are kept on another device than they are used on (offload). One of the two is the host, whose addresses
- * streams of any device can use; so whatever goes between them runs on a stream of the other. */
+ * Units whose slices, or sums of gradients, are kept on another device than they are used on (offload). Two devices at most, one of which is
+ * the host, whose addresses streams of any device can use; so whatever goes between them runs on a stream of the other. */
 #include "shard/unit.h"
 
 static fsdp_stream *stream_of(const fsdpi_devctx *d, bool comm)
@@ -9,16 +9,22 @@ static fsdp_stream *stream_of(const fsdpi_devctx *d, bool comm)
     return comm ? d->comm : d->compute;
 }
 
+static bool is_host(const fsdpi_devctx *d)
+{
+    return fsdp_device_host_accessible(d->dev);
+}
+
 fsdp_stream *fsdpi_between(const fsdp_unit *u, bool comm)
 {
-    return stream_of(fsdp_device_host_accessible(u->store->dev) ? u->ctx : u->store, comm);
+    return stream_of(!is_host(u->ctx) ? u->ctx : !is_host(u->store) ? u->store : u->sums, comm);
 }
 
 fsdp_status fsdpi_between_begin(const fsdp_unit *u, bool comm)
 {
     fsdp_stream *s = fsdpi_between(u, comm);
     FSDP_TRY(fsdpi_stream_wait_stream(s, stream_of(u->ctx, comm)));
-    return fsdpi_stream_wait_stream(s, stream_of(u->store, comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(s, stream_of(u->store, comm)));
+    return fsdpi_stream_wait_stream(s, stream_of(u->sums, comm));
 }
 
 fsdp_status fsdpi_between_copy(fsdp_unit *u, void *to, const void *from, size_t bytes)
@@ -32,5 +38,6 @@ fsdp_status fsdpi_between_end(const fsdp_unit *u, bool comm)
 {
     fsdp_stream *s = fsdpi_between(u, comm);
     FSDP_TRY(fsdpi_stream_wait_stream(stream_of(u->ctx, comm), s));
-    return fsdpi_stream_wait_stream(stream_of(u->store, comm), s);
+    FSDP_TRY(fsdpi_stream_wait_stream(stream_of(u->store, comm), s));
+    return fsdpi_stream_wait_stream(stream_of(u->sums, comm), s);
 }

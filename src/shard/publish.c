@@ -85,9 +85,9 @@ fsdp_status fsdpi_unit_publish(fsdp_unit *u)
         u->exact_version++;
         u->exact_of = u->version;
     }
-    /* Whole parameters of the old version are of no use; mode optimizer keeps the buffer and gathers into it. A summon
+    /* Whole parameters of the old version are of no use; a unit that stays whole keeps the buffer and gathers into it. A summon
      * that ends reshards by itself. */
-    if (u->mode != FSDP_MODE_OPTIMIZER && u->mode != FSDP_MODE_NONE && u->holders == 0) return fsdpi_unit_reshard(u);
+    if (!fsdpi_unit_stays_whole(u) && u->holders == 0) return fsdpi_unit_reshard(u);
     return FSDP_OK;
 }
 

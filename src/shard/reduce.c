@@ -92,8 +92,8 @@ fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round)
 {
     fsdpi_runtime *rt = u->rt;
     size_t bytes = fsdpi_unit_window_bytes(u);
-    FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute));
-    FSDP_TRY(rt->comm->transport->window_post(w->window, w->uses, bytes, u->store->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->sums->comm, u->sums->compute));
+    FSDP_TRY(rt->comm->transport->window_post(w->window, w->uses, bytes, u->sums->comm));
     if (rt->comm->size > 1) rt->comm->stats.reduces++;
     w->unit = u;
     w->round = round;
@@ -104,7 +104,7 @@ fsdp_status fsdpi_window_send(fsdp_unit *u, fsdpi_pooled *w, int round)
     rt->owed_last = &w->next_owed;
     w->held = false;
     w->posted = ++rt->posts;
-    return fsdpi_reduce_owed(rt, u->store->dev->ops->async); /* on a queue, waiting costs the host nothing */
+    return fsdpi_reduce_owed(rt, u->sums->dev->ops->async); /* on a queue, waiting costs the host nothing */
 }
 
 /* ---- the slice of this rank ---- */
@@ -126,7 +126,7 @@ static fsdp_status accumulator(fsdp_unit *u, int round, fsdpi_accumulator **out)
     }
     if (a->next == NULL) {
         void *p;
-        FSDP_TRY(fsdpi_arena_alloc(u->store->arena, fsdpi_unit_sum_bytes(u), &p));
+        FSDP_TRY(fsdpi_arena_alloc(u->sums->arena, fsdpi_unit_sum_bytes(u), &p));
         a->next = p;
     }
     *out = a;
@@ -134,14 +134,14 @@ static fsdp_status accumulator(fsdp_unit *u, int round, fsdpi_accumulator **out)
 }
 
 /* Over the parts of the slice that have gradients. out, base: of a slice, in `dtype`; x: from the first such element on, in x_dtype. */
-static fsdp_status launch_sum(fsdp_unit *u, void *out, const void *base, fsdp_dtype dtype, const void *const *x, fsdp_dtype x_dtype, int n)
+static fsdp_status launch_sum(fsdp_unit *u, fsdp_stream *s, void *out, const void *base, fsdp_dtype dtype, const void *const *x, fsdp_dtype x_dtype, int n)
 {
     for (int r = 0; r < u->live_count; r++) {
         const fsdpi_range *g = &u->live[r];
         size_t at = (size_t)(g->from - u->lo) * fsdp_dtype_bytes(dtype), in = (size_t)(g->from - u->live[0].from) * fsdp_dtype_bytes(x_dtype);
         fsdpi_sum sum = { .comm = u->rt->comm, .out = (char *)out + at, .base = base != NULL ? (const char *)base + at : NULL, .dtype = dtype, .x_dtype = x_dtype, .n = n, .numel = g->to - g->from };
         for (int k = 0; k < n; k++) sum.x[k] = (const char *)x[k] + in;
-        FSDP_TRY(fsdpi_sum_launch(u->store->comm, &sum));
+        FSDP_TRY(fsdpi_sum_launch(s, &sum));
     }
     return FSDP_OK;
 }
@@ -156,10 +156,10 @@ static fsdp_status sum_windows(const fsdpi_pooled *o, void *out, const void *bas
     int most = t->zero_copy ? FSDPI_SUM_MOST : 1;
     for (int r = 0, n = 0; r < u->rt->comm->size; r++) {
         const void *p;
-        FSDP_TRY(t->window_peer(o->window, o->uses, r, lo, hi, u->name, u->store->comm, &p));
+        FSDP_TRY(t->window_peer(o->window, o->uses, r, lo, hi, u->name, u->sums->comm, &p));
         x[n++] = p;
         if (n < most && r < u->rt->comm->size - 1) continue;
-        FSDP_TRY(launch_sum(u, out, base, u->grad_dtype, x, u->reduce_dtype, n));
+        FSDP_TRY(launch_sum(u, u->sums->comm, out, base, u->grad_dtype, x, u->reduce_dtype, n));
         base = out;
         n = 0;
     }
@@ -220,11 +220,11 @@ fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out)
     fsdpi_pooled *w;
     size_t bytes = fsdpi_unit_window_bytes(u);
     FSDP_TRY(fsdpi_reduce_owed(u->rt, false));
-    FSDP_TRY(fsdpi_window_find(&w, u->rt, u->store, bytes));
+    FSDP_TRY(fsdpi_window_find(&w, u->rt, u->sums, bytes));
     /* The window's last use may be among what this rank owes, and others may wait for that. */
     FSDP_TRY(reduce_until(u->rt, w));
-    FSDP_TRY(u->rt->comm->transport->window_acquire(w->window, w->uses + 1, u->name, u->store->comm));
-    FSDP_TRY(fsdpi_stream_wait_stream(u->store->compute, u->store->comm)); /* it is written from there, or by way of it */
+    FSDP_TRY(u->rt->comm->transport->window_acquire(w->window, w->uses + 1, u->name, u->sums->comm));
+    FSDP_TRY(fsdpi_stream_wait_stream(u->sums->compute, u->sums->comm)); /* it is written from there, or by way of it */
     w->held = true;
     w->uses++;
     *out = w;
@@ -234,7 +234,7 @@ fsdp_status fsdpi_window_take(fsdp_unit *u, fsdpi_pooled **out)
 fsdp_status fsdpi_grad_open(fsdp_unit *u, fsdp_pass *pass)
 {
     if (u->gradient == FSDPI_GRAD_OPEN || !fsdpi_unit_trains(u)) return FSDP_OK;
-    bool direct = u->reduce_dtype == FSDP_F32 && !fsdpi_unit_is_apart(u); /* backward can write to the window */
+    bool direct = u->reduce_dtype == FSDP_F32 && u->sums == u->ctx; /* backward can write to the window */
     if (pass->unsynced || !direct) FSDP_TRY(fsdpi_unsent_open(u));
     fsdp_status st = pass->unsynced ? FSDP_OK : fsdpi_window_take(u, &u->window);
     if (st != FSDP_OK) {
@@ -306,7 +306,7 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u)
         if (!b->has) continue;
         if (a->has && u->live_count > 0) {
             const void *x = live_part(u, b->now);
-            FSDP_TRY(launch_sum(u, a->now, a->now, u->grad_dtype, &x, u->grad_dtype, 1));
+            FSDP_TRY(launch_sum(u, u->sums->comm, a->now, a->now, u->grad_dtype, &x, u->grad_dtype, 1));
         } else if (!a->has) {
             void *t = a->now;
             a->now = b->now;
@@ -315,19 +315,19 @@ fsdp_status fsdpi_grad_final(fsdp_unit *u)
         }
         b->has = false;
     }
-    return fsdpi_stream_wait_stream(u->store->compute, u->store->comm);
+    return fsdpi_stream_wait_stream(u->sums->compute, u->sums->comm);
 }
 
-fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out)
+fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, fsdp_stream *s, float *out)
 {
     bool any = false;
     int64_t numel = fsdpi_unit_slice(u);
     for (int k = 0; k < u->rounds && numel > 0; k++) {
         if (!u->acc[k].has || u->live_count == 0) continue;
         const void *x = live_part(u, u->acc[k].now);
-        if (any) FSDP_TRY(launch_sum(u, out, out, FSDP_F32, &x, u->grad_dtype, 1));
-        else if (u->grad_dtype == FSDP_F32) FSDP_TRY(fsdp_stream_copy(u->store->comm, out, u->acc[k].now, fsdpi_unit_sum_bytes(u)));
-        else FSDP_TRY(fsdpi_launch_widen(u->store->comm, out, u->acc[k].now, u->grad_dtype, numel));
+        if (any) FSDP_TRY(launch_sum(u, s, out, out, FSDP_F32, &x, u->grad_dtype, 1));
+        else if (u->grad_dtype == FSDP_F32) FSDP_TRY(fsdp_stream_copy(s, out, u->acc[k].now, fsdpi_unit_sum_bytes(u)));
+        else FSDP_TRY(fsdpi_launch_widen(s, out, u->acc[k].now, u->grad_dtype, numel));
         any = true;
     }
     return FSDP_OK;

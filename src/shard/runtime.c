@@ -186,7 +186,7 @@ static int windows_wanted(const fsdpi_runtime *rt, const fsdpi_devctx *ctx, size
 {
     int n = 0;
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following)
-        n += u->store == ctx && window_bytes(fsdpi_unit_window_bytes(u)) == bytes;
+        n += u->sums == ctx && window_bytes(fsdpi_unit_window_bytes(u)) == bytes;
     return n < 3 ? n : 3;
 }
 

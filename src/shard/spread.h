@@ -9,12 +9,13 @@
 
 typedef struct fsdpi_spread {
     fsdp_unit *unit;
+    fsdpi_devctx *place; /* of the window */
     fsdpi_pooled *window;
     float *buffer; /* device address of flat element 0: this rank's, to be written on the compute stream until post */
 } fsdpi_spread;
 
-/* Collective where a window has to be made. */
-fsdp_status fsdpi_spread_open(fsdpi_spread *s, fsdp_unit *u);
+/* place: where slices are kept, or sums of gradients. Collective where a window has to be made. */
+fsdp_status fsdpi_spread_open(fsdpi_spread *s, fsdp_unit *u, fsdpi_devctx *place);
 /* full: there is something in it. */
 fsdp_status fsdpi_spread_post(fsdpi_spread *s, bool full);
 /* Flat elements [from, to) of rank r's, to a device or host address. In order with the compute stream. */

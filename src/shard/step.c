@@ -34,17 +34,20 @@ static void drop_gradients(fsdp_unit *u)
 /* What this rank has reduced, in fp32; NULL: it has no gradients. */
 static const float *reduced(const fsdp_unit *u)
 {
-    return u->grad_dtype != FSDP_F32 ? u->step_sum : u->acc[0].has ? u->acc[0].now : NULL;
+    return fsdpi_unit_stages_grads(u) ? u->step_sum : u->acc[0].has ? u->acc[0].now : NULL;
 }
 
 static fsdp_status sum_up(fsdp_unit *u)
 {
-    if (u->grad_dtype == FSDP_F32 || !fsdpi_grad_any(u)) return fsdpi_grad_final(u);
+    if (!fsdpi_unit_stages_grads(u) || !fsdpi_grad_any(u)) return fsdpi_grad_final(u);
+    bool apart = u->sums != u->store;
     void *sum;
     FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &sum));
     u->step_sum = sum;
     FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute)); /* which may still use what lay there */
-    FSDP_TRY(fsdpi_grad_sum_into(u, sum));
+    if (apart) FSDP_TRY(fsdpi_between_begin(u, true));
+    FSDP_TRY(fsdpi_grad_sum_into(u, apart ? fsdpi_between(u, true) : u->store->comm, sum));
+    if (apart) FSDP_TRY(fsdpi_between_end(u, true));
     return fsdpi_stream_wait_stream(u->store->compute, u->store->comm);
 }
 

@@ -99,8 +99,8 @@ static fsdp_status take_grads(fsdp_unit *u)
 {
     fsdpi_spread s;
     if (!u->summon.grads || !fsdpi_grad_any(u)) return FSDP_OK;
-    FSDP_TRY(fsdpi_spread_open(&s, u));
-    FSDP_TRY(fsdpi_grad_sum_into(u, s.buffer + u->lo));
+    FSDP_TRY(fsdpi_spread_open(&s, u, u->sums));
+    FSDP_TRY(fsdpi_grad_sum_into(u, u->sums->comm, s.buffer + u->lo));
     FSDP_TRY(fsdpi_spread_post(&s, true));
     for (int r = 0; r < u->layout.size && u->summoned_grad != NULL; r++) {
         const int64_t *edge = &u->layout.edge[fsdpi_unit_piece(u, r)];
@@ -182,11 +182,11 @@ static fsdp_status compare_written(fsdp_unit *u, const float *flat, const char *
     return FSDP_OK;
 }
 
-/* What rank 0 wrote: into its window, from where each rank takes [from, to). */
-static fsdp_status send_from_0(fsdp_unit *u, const float *written, int64_t from, int64_t to, float *out)
+/* What rank 0 wrote: into its window, from where each rank takes [from, to) to `place`. */
+static fsdp_status send_from_0(fsdp_unit *u, fsdpi_devctx *place, const float *written, int64_t from, int64_t to, float *out)
 {
     fsdpi_spread s;
-    FSDP_TRY(fsdpi_spread_open(&s, u));
+    FSDP_TRY(fsdpi_spread_open(&s, u, place));
     if (written != NULL) FSDP_TRY(fsdpi_between_copy(u, s.buffer, written, whole_bytes(u)));
     FSDP_TRY(fsdpi_spread_post(&s, written != NULL));
     FSDP_TRY(fsdpi_spread_read(&s, 0, from, to, out));
@@ -195,7 +195,7 @@ static fsdp_status send_from_0(fsdp_unit *u, const float *written, int64_t from,
 
 static fsdp_status write_params(fsdp_unit *u)
 {
-    if (u->summon.rank0_only) return send_from_0(u, u->summoned, u->keep_lo, u->keep_hi, u->master);
+    if (u->summon.rank0_only) return send_from_0(u, u->store, u->summoned, u->keep_lo, u->keep_hi, u->master);
     FSDP_TRY(fsdpi_between_copy(u, u->master + (u->lo - u->keep_lo), u->summoned + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float)));
     return fsdpi_unit_unify(u);
 }
@@ -203,18 +203,18 @@ static fsdp_status write_params(fsdp_unit *u)
 /* This rank's slice of them, as they were written. */
 static fsdp_status take_written_grads(fsdp_unit *u, float *out)
 {
-    if (u->summon.rank0_only) return send_from_0(u, u->summoned_grad, u->lo, u->hi, out);
+    if (u->summon.rank0_only) return send_from_0(u, u->sums, u->summoned_grad, u->lo, u->hi, out);
     return fsdpi_between_copy(u, out, u->summoned_grad + u->lo, (size_t)fsdpi_unit_slice(u) * sizeof(float));
 }
 
 static fsdp_status write_rounded(fsdp_unit *u)
 {
     void *wide;
-    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &wide));
+    FSDP_TRY(fsdpi_arena_alloc(u->sums->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &wide));
     fsdp_status st = take_written_grads(u, wide);
-    if (st == FSDP_OK) st = fsdpi_launch_narrow(u->store->compute, u->acc[0].now, u->grad_dtype, wide, fsdpi_unit_slice(u));
-    fsdpi_arena_free(u->store->arena, wide);
-    return st == FSDP_OK ? fsdpi_stream_wait_stream(u->store->comm, u->store->compute) : fsdp_error_through(st, __func__, __FILE__, __LINE__);
+    if (st == FSDP_OK) st = fsdpi_launch_narrow(u->sums->compute, u->acc[0].now, u->grad_dtype, wide, fsdpi_unit_slice(u));
+    fsdpi_arena_free(u->sums->arena, wide);
+    return st == FSDP_OK ? fsdpi_stream_wait_stream(u->sums->comm, u->sums->compute) : fsdp_error_through(st, __func__, __FILE__, __LINE__);
 }
 
 static fsdp_status write_grads(fsdp_unit *u)
@@ -223,7 +223,7 @@ static fsdp_status write_grads(fsdp_unit *u)
     FSDP_TRY(fsdpi_grad_final(u)); /* into one accumulator, which is then written over */
     if (u->grad_dtype != FSDP_F32) return write_rounded(u);
     FSDP_TRY(take_written_grads(u, u->acc[0].now));
-    return fsdpi_stream_wait_stream(u->store->comm, u->store->compute);
+    return fsdpi_stream_wait_stream(u->sums->comm, u->sums->compute);
 }
 
 /* The own slice of what was written becomes the master, and is published: on all ranks, or the unit stays summoned. */

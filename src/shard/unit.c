@@ -51,11 +51,18 @@ static fsdp_status check_dtypes(const fsdp_unit_opts *o)
     return FSDP_OK;
 }
 
+static fsdp_status check_places(const char *unit, const char *a_is, const fsdp_device *a, const char *b_is, const fsdp_device *b)
+{
+    FSDP_FAIL_IF(a != b && !fsdp_device_host_accessible(a) && !fsdp_device_host_accessible(b), FSDP_ERR_UNSUPPORTED,
+                 "unit \"%s\": %s device %s and %s device %s differ: one of them must be the host's memory", unit, a_is, fsdp_device_name(a), b_is, fsdp_device_name(b));
+    return FSDP_OK;
+}
+
 static fsdp_status check_opts(const fsdp_unit_opts *o)
 {
-    FSDP_FAIL_IF(o->storage_device != o->compute_device && !fsdp_device_host_accessible(o->storage_device) && !fsdp_device_host_accessible(o->compute_device),
-                 FSDP_ERR_UNSUPPORTED, "unit \"%s\": storage device %s and compute device %s differ: one of them must be the host's memory", o->name,
-                 fsdp_device_name(o->storage_device), fsdp_device_name(o->compute_device));
+    FSDP_TRY(check_places(o->name, "storage", o->storage_device, "compute", o->compute_device));
+    FSDP_TRY(check_places(o->name, "gradient", o->grad_device, "compute", o->compute_device));
+    FSDP_TRY(check_places(o->name, "gradient", o->grad_device, "storage", o->storage_device));
     FSDP_TRY(check_dtypes(o));
     FSDP_FAIL_IF((unsigned)o->mode > FSDP_MODE_NONE, FSDP_ERR_INVALID, "fsdp_unit_opts.mode is %d: no such mode", (int)o->mode);
     FSDP_FAIL_IF(o->prefetch > 64, FSDP_ERR_INVALID, "fsdp_unit_opts.prefetch is %d: at most 64", o->prefetch);
@@ -193,6 +200,7 @@ static fsdp_status create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param *pa
     *out = u;
     FSDP_TRY(fsdpi_runtime_device(&u->ctx, rt, o->compute_device));
     FSDP_TRY(fsdpi_runtime_device(&u->store, rt, o->storage_device));
+    FSDP_TRY(fsdpi_runtime_device(&u->sums, rt, o->grad_device));
     return create_local(u, params, count, o);
 }
 
@@ -281,6 +289,7 @@ fsdp_status fsdp_unit_create(fsdp_unit **out, fsdp_comm *comm, const fsdp_param 
     if (o.name == NULL) o.name = "unit";
     if (o.compute_device == NULL) o.compute_device = fsdp_device_cpu();
     if (o.storage_device == NULL) o.storage_device = o.compute_device;
+    if (o.grad_device == NULL) o.grad_device = o.storage_device;
     FSDP_FAIL_IF(comm == NULL || out == NULL, FSDP_ERR_INVALID, "fsdp_unit_create: unit \"%s\": no communicator, or nowhere to put it",
                  o.name);
     FSDPI_CALL(comm);
@@ -343,19 +352,21 @@ void fsdpi_unit_drop(fsdp_unit *u)
     fsdpi_error kept;
     fsdpi_error_save(&kept);
     const fsdpi_transport_ops *t = u->rt->comm->transport;
-    if (u->ctx != NULL && u->store != NULL) {
+    if (u->ctx != NULL && u->store != NULL && u->sums != NULL) {
         (void)!fsdp_stream_sync(u->ctx->compute);
         (void)!fsdp_stream_sync(u->ctx->comm);
         (void)!fsdp_stream_sync(u->store->compute);
         (void)!fsdp_stream_sync(u->store->comm);
+        (void)!fsdp_stream_sync(u->sums->compute);
+        (void)!fsdp_stream_sync(u->sums->comm);
         fsdpi_unit_rest(u);
         fsdpi_unsent_drop(u);
         fsdpi_hooks_drop(u);
         if (u->owns_master) fsdpi_arena_free(u->store->arena, u->master);
         if (u->owns_published) fsdpi_arena_free(u->store->arena, u->published);
         for (int k = 0; k < u->rounds; k++) {
-            fsdpi_arena_free(u->store->arena, u->acc[k].now);
-            fsdpi_arena_free(u->store->arena, u->acc[k].next);
+            fsdpi_arena_free(u->sums->arena, u->acc[k].now);
+            fsdpi_arena_free(u->sums->arena, u->acc[k].next);
         }
     }
     t->flat_destroy(u->flat);

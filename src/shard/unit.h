@@ -37,7 +37,8 @@ typedef struct fsdpi_range {
 struct fsdp_unit {
     fsdpi_runtime *rt;
     fsdpi_devctx *ctx;   /* of the compute device: whole parameters, leaves, what was summoned */
-    fsdpi_devctx *store; /* of the storage device: masters, what is published, windows, accumulators; often the same */
+    fsdpi_devctx *store; /* of the storage device: masters, what is published; often the same */
+    fsdpi_devctx *sums;  /* of the gradient device: windows, accumulators; often the storage device's */
     fsdp_unit *prev, *following; /* in the runtime's list */
     char *name;
     uint32_t number;     /* from 1, in the order of creation: the same on every rank */
@@ -117,7 +118,7 @@ struct fsdp_unit {
     bool in_step;
     bool averaged; /* its average is in its masters' place (optim/average.c) */
     const float *step_grad; /* of the first element that this rank keeps; NULL: no gradients */
-    float *step_sum;        /* a grad_dtype below fp32: what this rank has reduced, widened: arena block */
+    float *step_sum;        /* sums below fp32, or kept on another device: what this rank has reduced, on the storage device: arena block */
     float *step_gathered;   /* replicas, transports that copy: arena block */
     fsdpi_weight **weight;  /* of the passes whose gradients are accumulated */
     int weights, weights_room;
@@ -195,8 +196,8 @@ fsdp_status fsdpi_unit_start_over(fsdp_unit *u);
 fsdp_status fsdpi_unit_catch_up(fsdp_unit *u);
 
 /* ---- place.c ---- */
-/* Where storage is apart from compute: a stream that reaches both runs what goes between them. begin: after all that is on the
- * unit's two streams of this kind (compute, or communication); end: what comes on these waits for it. */
+/* Where the unit's places (compute, storage, gradients) are two devices: a stream that reaches both runs what goes between them. begin: after
+ * all that is on the unit's streams of this kind (compute, or communication); end: what comes on these waits for it. */
 fsdp_stream *fsdpi_between(const fsdp_unit *u, bool comm);
 fsdp_status fsdpi_between_begin(const fsdp_unit *u, bool comm);
 fsdp_status fsdpi_between_end(const fsdp_unit *u, bool comm);
@@ -241,9 +242,9 @@ bool fsdpi_grad_any(const fsdp_unit *u);
 /* Adds the rounds up: leaves the sum, if any, in acc[0].now, rounded where that is below fp32. */
 fsdp_status fsdpi_grad_final(fsdp_unit *u);
 
-/* The accumulated gradients of this rank's slice, rounds added up in fp32, into `out` on the communication stream; accumulators
+/* The accumulated gradients of this rank's slice, rounds added up in fp32, into `out`, on a stream that reaches both; accumulators
  * stay as they are. Only where there are any. */
-fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, float *out);
+fsdp_status fsdpi_grad_sum_into(fsdp_unit *u, fsdp_stream *s, float *out);
 
 /* ---- values.c ---- */
 /* As fsdp_unit_fill(), of some parameters (NULL: all): the others keep what they have. */
@@ -284,10 +285,20 @@ void fsdpi_step_drop(fsdp_unit *u);
 /* Ends a step in which nothing was written: the gradients stay, and it can be begun again. Not collective. */
 void fsdpi_step_leave(fsdp_unit_list units);
 
-/* Whether compute can read and write where things are kept. */
+/* Whether compute cannot read and write where slices are kept. */
 static inline bool fsdpi_unit_is_apart(const fsdp_unit *u)
 {
     return u->store != u->ctx;
+}
+/* Whether it stays whole, from its first use on until its parameters change. */
+static inline bool fsdpi_unit_stays_whole(const fsdp_unit *u)
+{
+    return u->mode == FSDP_MODE_OPTIMIZER || u->mode == FSDP_MODE_NONE;
+}
+/* Whether a step must bring gradients to the slices, as fp32. */
+static inline bool fsdpi_unit_stages_grads(const fsdp_unit *u)
+{
+    return u->grad_dtype != FSDP_F32 || u->sums != u->store;
 }
 /* Elements that this rank reduces, and that it keeps. */
 static inline int64_t fsdpi_unit_slice(const fsdp_unit *u)

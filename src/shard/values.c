@@ -195,7 +195,7 @@ fsdp_status fsdpi_unit_fill_from(fsdp_unit *u, int rank, fsdp_fill_fn fill, void
     FSDP_TRY(check_rank(u, rank, "fsdp_unit_fill_from"));
     FSDP_TRY(fsdpi_unit_done(u));
     FSDP_TRY(fsdpi_unit_open(u));
-    FSDP_TRY(fsdpi_spread_open(&s, u));
+    FSDP_TRY(fsdpi_spread_open(&s, u, u->store));
     FSDP_TRY(take_from(&s, rank, u->rt->comm->rank == rank ? make_all(u, s.buffer, fill, arg) : FSDP_OK));
     fsdpi_unit_mark_set(u, which);
     fsdpi_unit_check(u);
@@ -230,7 +230,7 @@ fsdp_status fsdp_unit_broadcast_from(fsdp_unit *u, int rank)
     if (!fsdpi_unit_has_replicas(u)) return FSDP_OK;
     FSDP_TRY(fsdpi_unit_done(u));
     FSDP_TRY(fsdpi_unit_open(u));
-    FSDP_TRY(fsdpi_spread_open(&s, u));
+    FSDP_TRY(fsdpi_spread_open(&s, u, u->store));
     /* Its replica's: from each of those that keep a slice, the one that is in the same replica as that rank. */
     int from = fsdpi_group_rank(&u->replicas, u->rt->comm->rank, fsdpi_group_member(&u->replicas, rank));
     FSDP_TRY(take_from(&s, from, fsdp_stream_copy(u->store->compute, s.buffer + u->keep_lo, u->master, (size_t)fsdpi_unit_kept(u) * sizeof(float))));

@@ -187,7 +187,12 @@ typedef struct taken {
 
 static taken taken_now(const mini *m)
 {
-    return (taken){ fsdpi_arena_get_stats(ctx_of(m)->arena).bytes_live, fsdpi_arena_get_stats(ctx_of(m)->gathered).bytes_live, shared_now(m->comm) };
+    taken t = { .shared = shared_now(m->comm) };
+    for (const fsdpi_devctx *d = m->unit[0]->rt->devices; d != NULL; d = d->next) {
+        t.arena += fsdpi_arena_get_stats(d->arena).bytes_live;
+        t.gathered += fsdpi_arena_get_stats(d->gathered).bytes_live;
+    }
+    return t;
 }
 
 /* What docs/memory.md says. sums: accumulators of each unit; the others: bits of units. */
@@ -228,7 +233,7 @@ static fsdp_status every_byte(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
     const unsigned all = (1u << MINI_UNITS) - 1, one = 1u << MINI_BIG, root = 1u << MINI_ROOT;
-    const bool keeps = c->mode == FSDP_MODE_OPTIMIZER;
+    const bool keeps = c->mode == FSDP_MODE_OPTIMIZER || c->mode == FSDP_MODE_NONE;
     const size_t at_rest = shared_now(comm);
     FSDP_TRY(fsdp_comm_barrier(comm));
     mini m;
@@ -237,6 +242,9 @@ static fsdp_status every_byte(fsdp_comm *comm, void *arg)
     o.mode = c->mode;
     o.device = c->device;
     o.prefetch = -1;
+    const char *other = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
+    if (o.storage != NULL) o.storage = other;
+    if (o.grads != NULL) o.grads = strcmp(o.grads, "other") == 0 ? other : c->device;
     if (o.shards > 0 && c->ranks % o.shards != 0) return FSDP_OK;
     if (o.shards > 0 && c->mode == FSDP_MODE_NONE) o.shards = 1;
     FSDP_TRY(mini_create(&m, comm, &o)); /* AdamW: two states */
@@ -300,6 +308,14 @@ static void test_every_byte_of_meshes_and_types(void **state)
     static mini_opts some[] = { { .shards = 2 }, { .reduce_dtype = FSDP_BF16 }, { .param_dtype = FSDP_BF16 }, { .grad_dtype = FSDP_F16 },
                                 { .shards = 2, .param_dtype = FSDP_BF16, .reduce_dtype = FSDP_F16, .grad_dtype = FSDP_BF16 } };
     for (int i = SANITIZED ? 4 : 0; i < 5; i++) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 4, 0 }, .arg = &some[i] });
+}
+
+/* All devices together. */
+static void test_every_byte_of_two_devices(void **state)
+{
+    (void)state;
+    static mini_opts some[] = { { .storage = "other" }, { .grads = "other" }, { .storage = "other", .grads = "same", .shards = 2 } };
+    for (int i = SANITIZED ? 2 : 0; i < 3; i++) in_corners(every_byte, &(corners){ .all_modes = true, .processes_only = CAN_FORK, .ranks = (const int[]){ 2, 0 }, .arg = &some[i] });
 }
 
 /* ---- state of what is frozen ---- */
@@ -565,6 +581,7 @@ int main(void)
         cmocka_unit_test(test_every_byte_is_predicted),
         cmocka_unit_test(test_every_byte_of_meshes_and_types),
         cmocka_unit_test(test_what_never_trains_takes_no_state),
+        cmocka_unit_test(test_every_byte_of_two_devices),
         cmocka_unit_test(test_a_communicator_takes_all_along),
         cmocka_unit_test(test_pss_stays_within_what_is_predicted),
         cmocka_unit_test(test_messages_are_counted),

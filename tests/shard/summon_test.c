@@ -325,6 +325,12 @@ static fsdp_dtype kept_in(const corner *c, int kind)
     return c->mode != FSDP_MODE_FULL ? FSDP_F32 : kind % 2 == c->ranks % 2 ? FSDP_BF16 : kind < 2 ? FSDP_F16 : FSDP_F32;
 }
 
+/* Where gradients are added up: in mode grad-op where the slices are not. */
+static const char *summed_on(const corner *c)
+{
+    return c->mode != FSDP_MODE_GRAD_OP ? NULL : c->ranks == 4 ? c->device : strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
+}
+
 static fsdp_status step_grads(fsdp_unit *u, int param, float *out)
 {
     const fsdp_slice *s;
@@ -346,6 +352,7 @@ static fsdp_status gradients(fsdp_comm *comm, void *arg)
         bool here = !o.rank0_only || rank == 0;
         mini_opts opts = opts_of(c);
         opts.grad_dtype = kept_in(c, kind);
+        opts.grads = summed_on(c);
         FSDP_TRY(mini_create(&m, comm, &opts));
         FSDP_TRY(mini_create(&quiet, comm, &opts));
         FSDP_TRY(begin_all(&m, o)); /* there are none */
@@ -443,6 +450,7 @@ static fsdp_status written_gradients(fsdp_comm *comm, void *arg)
         bool here = !o.rank0_only || rank == 0;
         mini_opts opts = opts_of(c);
         opts.grad_dtype = kept_in(c, kind);
+        opts.grads = summed_on(c);
         FSDP_TRY(mini_create(&m, comm, &opts));
         FSDP_TRY(mini_leaf(&m, rounds, rank));
         for (int drop = 0; drop < 2; drop++) {

@@ -168,9 +168,11 @@ fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts)
     FSDP_FAIL_IF(m->number == NULL, FSDP_ERR_NOMEM, "mini");
     FSDP_TRY(fsdp_device_open(&m->device, opts->device != NULL ? opts->device : "cpu"));
     if (opts->storage != NULL) FSDP_TRY(fsdp_device_open(&m->storage, opts->storage));
+    bool own = opts->grads != NULL && strcmp(opts->grads, opts->device != NULL ? opts->device : "cpu") != 0; /* than the compute device */
+    if (own) FSDP_TRY(fsdp_device_open(&m->grads, opts->grads));
     for (int u = 0; u < MINI_UNITS; u++) {
         fsdp_unit_opts uo = { .name = units[u].name, .mode = opts->mode, .shards = opts->shards, .param_dtype = opts->param_dtype, .reduce_dtype = opts->reduce_dtype, .grad_dtype = opts->grad_dtype,
-                               .exact_eval = opts->exact_eval, .reshard_group = opts->reshard_group, .storage_device = m->storage, .compute_device = m->device, .prefetch = opts->prefetch };
+                               .exact_eval = opts->exact_eval, .reshard_group = opts->reshard_group, .storage_device = m->storage, .grad_device = own || opts->grads == NULL ? m->grads : m->device, .compute_device = m->device, .prefetch = opts->prefetch };
         FSDP_TRY(fsdp_unit_create(&m->unit[u], comm, units[u].param, units[u].count, &uo));
         FSDP_TRY(fsdp_unit_init(m->unit[u], init, NULL));
         if (opts->frozen >> u & 1) FSDP_TRY(mini_freeze(m, u, true));
@@ -185,6 +187,7 @@ void mini_destroy(mini *m)
     for (int u = 0; u < MINI_UNITS; u++) fsdp_unit_destroy(m->unit[u]);
     fsdp_device_close(m->device);
     fsdp_device_close(m->storage);
+    fsdp_device_close(m->grads);
     free(m->number);
     *m = (mini){ 0 };
 }

@@ -13,7 +13,9 @@ static mini_opts opts_of(const mini_program *p, const corner *c)
     o.sgd = true;
     if (c->mode == FSDP_MODE_NONE) o.shards = 0;
     if (c->mode != FSDP_MODE_FULL) o.reshard_group = 0;
-    if (o.storage != NULL) o.storage = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
+    const char *other = strcmp(c->device, "cpu") == 0 ? "guard" : "cpu";
+    if (o.storage != NULL) o.storage = other;
+    if (o.grads != NULL) o.grads = strcmp(o.grads, "other") == 0 ? other : c->device;
     return o;
 }
 
@@ -99,8 +101,9 @@ void mini_program_in_corners(const mini_program *p, corners which)
 
 void mini_program_on_meshes(const mini_program *p, bool all_modes)
 {
-    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other", .grad_dtype = FSDP_F16 }, { .shards = 2, .grad_dtype = FSDP_BF16 } };
-    for (int k = 0; k < 5; k++) {
+    static const mini_opts kinds[] = { { .shards = 2 }, { .reshard_group = 2 }, { .shards = 2, .storage = "other" }, { .storage = "other", .grad_dtype = FSDP_F16 }, { .shards = 2, .grad_dtype = FSDP_BF16 },
+                                      { .storage = "other", .grads = "same" }, { .shards = 2, .grads = "other", .grad_dtype = FSDP_BF16 } };
+    for (int k = 0; k < 7; k++) {
         mini_program on = *p;
         on.units = kinds[k];
         mini_program_in_corners(&on, (corners){ .ranks = (const int[]){ 4, 0 }, .all_modes = all_modes || k == 0, .threads_only = true });

@@ -34,7 +34,7 @@ struct mini_program {
     const char *script; /* for turn() */
     const mini_change *change; /* in the order of steps */
     int changes;
-    mini_opts units; /* beside mode and device. storage "other": the device that does not compute */
+    mini_opts units; /* beside mode and device. storage, grads "other": the device that does not compute; "same": that which does */
 };
 
 /* What ranks leave in a corner's shared memory: all parameters, as each reads them. */
