@@ -173,9 +173,9 @@ FSDP_API fsdp_status fsdp_module_params(fsdp_module *m, const fsdp_module_param_
 FSDP_API int64_t fsdp_module_numel(fsdp_module *m);
 
 /* Freezes the parameters below m whose full name from m on fits the pattern (`*` is any text), or unfreezes them: before or
- * after they are wrapped. A frozen parameter has no gradient (fsdp_unit_set_frozen); where nothing needs one, the backward
- * does not go there at all. Collective where there are units; not within passes and steps, or while there are gradients that
- * no step has used. FSDP_ERR_INVALID where no parameter fits. */
+ * after they are wrapped. One that modules share has several names, any of which may fit. A frozen parameter has no gradient
+ * (fsdp_unit_set_frozen); where nothing needs one, the backward does not go there at all. Collective where there are units; not
+ * within passes and steps, or while there are gradients that no step has used. FSDP_ERR_INVALID where no parameter fits. */
 FSDP_API fsdp_status fsdp_module_set_frozen(fsdp_module *m, const char *pattern, bool frozen) FSDP_NODISCARD;
 
 /* Not collective, and the same on every rank (fsdp_wrap() checks it). Parameters below m whose full name from m on fits the pattern

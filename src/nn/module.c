@@ -275,11 +275,16 @@ static fsdp_status first_place(fsdpi_parameter *p, const char *name, void *arg)
     return f->fn(p, name, f->arg);
 }
 
+static void forget_places(first_places *f)
+{
+    for (fsdpi_parameter *p = f->seen; p != NULL; p = p->seen_before) p->seen = false;
+}
+
 fsdp_status fsdpi_module_each_param_from(fsdp_module *m, const char *prefix, fsdpi_param_fn fn, void *arg)
 {
     first_places f = { .fn = fn, .arg = arg };
     fsdp_status st = each_param(m, prefix, first_place, &f);
-    for (fsdpi_parameter *p = f.seen; p != NULL; p = p->seen_before) p->seen = false;
+    forget_places(&f);
     return st;
 }
 
@@ -292,27 +297,36 @@ fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg
 
 typedef struct selection {
     const char *pattern;
-    fsdpi_param_fn fn;
-    void *arg;
-    int fitting, params;
+    first_places first; /* that fit */
+    int fitting;
 } selection;
 
 static fsdp_status select_param(fsdpi_parameter *p, const char *name, void *arg)
 {
     selection *s = arg;
-    s->params++;
     if (!fsdpi_fits(s->pattern, name)) return FSDP_OK;
     s->fitting++;
-    return s->fn(p, name, s->arg);
+    return first_place(p, name, &s->first);
+}
+
+static fsdp_status count_param(fsdpi_parameter *p, const char *name, void *arg)
+{
+    (void)p, (void)name;
+    ++*(int *)arg;
+    return FSDP_OK;
 }
 
 fsdp_status fsdpi_module_each_fitting(fsdp_module *m, const char *pattern, const char *call, fsdpi_param_fn fn, void *arg)
 {
     FSDP_FAIL_IF(m == NULL || pattern == NULL, FSDP_ERR_INVALID, "%s: no module, or no pattern (\"*\" stands for all parameters)", call);
-    selection s = { .pattern = pattern, .fn = fn, .arg = arg };
-    FSDP_TRY(fsdpi_module_each_param(m, select_param, &s));
+    selection s = { .pattern = pattern, .first = { .fn = fn, .arg = arg } };
+    fsdp_status st = fsdpi_module_each_place(m, select_param, &s);
+    int params = 0;
+    forget_places(&s.first);
+    FSDP_TRY(st);
+    if (s.fitting == 0) FSDP_TRY(fsdpi_module_each_param(m, count_param, &params));
     FSDP_FAIL_IF(s.fitting == 0, FSDP_ERR_INVALID, "%s: \"%s\" fits none of the %d parameters of module %s: names are whole, as fsdp_module_params() lists them, and * stands for any text",
-                 call, pattern, s.params, m->type);
+                 call, pattern, params, m->type);
     return FSDP_OK;
 }
 

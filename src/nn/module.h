@@ -127,7 +127,7 @@ typedef fsdp_status (*fsdpi_param_fn)(fsdpi_parameter *p, const char *name, void
 fsdp_status fsdpi_module_each_param(fsdp_module *m, fsdpi_param_fn fn, void *arg);
 /* ... with names that begin with a prefix. */
 fsdp_status fsdpi_module_each_param_from(fsdp_module *m, const char *prefix, fsdpi_param_fn fn, void *arg);
-/* ... whose full names fit the pattern (`*` is any text). FSDP_ERR_INVALID, in the name of the call, where none does. */
+/* ... one of whose full names fits the pattern (`*` is any text), with the first that does. FSDP_ERR_INVALID, in the name of the call, where none does. */
 fsdp_status fsdpi_module_each_fitting(fsdp_module *m, const char *pattern, const char *call, fsdpi_param_fn fn, void *arg);
 /* ... for each of its places, in the same order. */
 fsdp_status fsdpi_module_each_place(fsdp_module *m, fsdpi_param_fn fn, void *arg);

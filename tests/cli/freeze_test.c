@@ -79,6 +79,15 @@ static void test_unfrozen_on_resume(void **state)
     assert_non_null(strstr(r->out, "of the parameters are frozen"));
 }
 
+/* The head of a model that is tied is the table by another name. */
+static void test_second_name(void **state)
+{
+    (void)state;
+    command_ok("train --out table --ranks 1 --threads 1 --freeze 'wte*' " SETTINGS);
+    command_ok("train --out head --ranks 2 --threads 1 --freeze 'lm_head*' " SETTINGS);
+    assert_same_file("table/model.safetensors", "head/model.safetensors");
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -97,6 +106,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_unfrozen_on_resume),
+        cmocka_unit_test(test_second_name),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, command_setup, command_teardown);

@@ -196,6 +196,34 @@ static fsdp_status refusals(fsdp_comm *comm, void *arg)
     return FSDP_OK;
 }
 
+/* One parameter in two places goes by either name; by both it is looked at once. */
+static fsdp_status second_names(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    fsdp_module *m, *l[2];
+    for (int k = 0; k < 4; k++) {
+        for (int i = 0; i < 2; i++) FSDP_TRY(fsdp_linear(&l[i], WIDTH, WIDTH, NULL));
+        FSDP_TRY(fsdp_module_share_param(l[1], 0, l[0], 0));
+        FSDP_TRY(fsdp_sequential(&m, l, 2));
+        const char *pattern = k % 2 == 0 ? "1.weight" : "*";
+        if (k < 2) FSDP_TRY(fsdp_module_set_frozen(m, pattern, true));
+        FSDP_TRY(fsdp_wrap(&m, m, &(fsdp_wrap_opts){ .comm = comm, .mode = c->mode }));
+        if (k >= 2) FSDP_TRY(fsdp_module_set_frozen(m, pattern, true));
+        rank_check(fsdp_module_units(m).count == 1 && fsdp_unit_frozen(fsdp_module_units(m).units[0], 0));
+        FSDP_TRY(fsdp_module_set_frozen(m, "0.weight", false));
+        rank_check(!fsdp_unit_frozen(fsdp_module_units(m).units[0], 0));
+        rank_check(fsdp_module_set_frozen(m, "2.weight", true) == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "none of the 1 parameters") != NULL);
+        fsdp_module_destroy(m);
+    }
+    return FSDP_OK;
+}
+
+static void test_second_names(void **state)
+{
+    (void)state;
+    in_corners(second_names, &(corners){ .device = "cpu", .all_modes = true, .ranks = (const int[]){ 1, 2, 0 }, .threads_only = true });
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -207,6 +235,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_rest_trains_as_ever),
         cmocka_unit_test(test_collectives_are_counted),
+        cmocka_unit_test(test_second_names),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
