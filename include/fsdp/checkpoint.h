@@ -44,7 +44,7 @@ FSDP_API fsdp_status fsdp_checkpoint_add_param(fsdp_checkpoint *c, const char *n
  * `prefix` (NULL: "") and its full name. The other names of a shared one are its second names: see fsdp_checkpoint_add_alias(). Of what each
  * rank has for itself (buffers, ignored parameters) rank 0's is saved, and all ranks' are set by a load. */
 FSDP_API fsdp_status fsdp_checkpoint_add_module(fsdp_checkpoint *c, const char *prefix, fsdp_module *m) FSDP_NODISCARD;
-/* An array that goes along with a unit's slices (fsdp_slice.state_offset): the part of it that belongs to a parameter. */
+/* An array that goes along with a unit's slices (fsdp_slice.state_offset), on its storage device: the part of it that belongs to a parameter. */
 FSDP_API fsdp_status fsdp_checkpoint_add_state(fsdp_checkpoint *c, const char *name, fsdp_unit *unit, int index, float *state) FSDP_NODISCARD;
 /* All state of an optimizer for the parameters added so far: "optim.exp_avg.NAME" and so on, and the counts of steps. */
 FSDP_API fsdp_status fsdp_checkpoint_add_optim(fsdp_checkpoint *c, fsdp_optim *optim) FSDP_NODISCARD;

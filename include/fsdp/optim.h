@@ -30,6 +30,10 @@ typedef struct fsdp_sgd_opts {
     float lr, momentum, weight_decay;
     const fsdp_optim_group *groups;
     int group_count;
+    /* Where state (momentum) is kept. NULL: where each unit's slices are, its storage device. Another: in a step a unit's is copied to its
+     * slices, updated there and copied back, while others are updated; so slices may be on a device whose memory is dear, and state in
+     * the host's (fsdp_device_cpu()). One of the two must be the host's memory: FSDP_ERR_UNSUPPORTED. The bits are the same. */
+    fsdp_device *state_device;
 } fsdp_sgd_opts;
 
 /* Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), as PyTorch's AdamW:
@@ -43,6 +47,7 @@ typedef struct fsdp_adamw_opts {
     float weight_decay;
     const fsdp_optim_group *groups;
     int group_count;
+    fsdp_device *state_device; /* of m and v, as in fsdp_sgd_opts */
 } fsdp_adamw_opts;
 
 /* State starts at 0, and its memory is taken here; for units whose parameters are all frozen in the first step that updates them, so
@@ -77,12 +82,15 @@ FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *op
 FSDP_API void fsdp_optim_set_lr(fsdp_optim *optim, float lr);
 FSDP_API float fsdp_optim_lr(const fsdp_optim *optim);
 
-/* Not collective. The state, for files: kinds "momentum" (SGD), "exp_avg" and "exp_avg_sq" (AdamW). *state: address on the unit's
- * storage device of fsdp_unit_slice_numel(unit) floats, indexed as fsdp_slice.state_offset says; borrowed. Where the unit has none yet
- * it is made, of zeros: FSDP_ERR_NOMEM. */
+/* Not collective. The state, for files: kinds "momentum" (SGD), "exp_avg" and "exp_avg_sq" (AdamW). *state: address of
+ * fsdp_unit_slice_numel(unit) floats, on the state device, indexed as fsdp_slice.state_offset says; borrowed. Read and write it with
+ * fsdp_optim_state_stream(). Where the unit has none yet it is made, of zeros: FSDP_ERR_NOMEM. */
 FSDP_API int fsdp_optim_state_kinds(const fsdp_optim *optim);
 FSDP_API const char *fsdp_optim_state_name(const fsdp_optim *optim, int kind);
 FSDP_API fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind, float **state) FSDP_NODISCARD;
+/* A stream that reaches it, in order with steps: the unit's storage stream, but where that one's device is the host and state is elsewhere.
+ * NULL: the unit is not in this optimizer. */
+FSDP_API fsdp_stream *fsdp_optim_state_stream(const fsdp_optim *optim, const fsdp_unit *unit);
 /* Whether it has any yet: all of what it has not is 0. */
 FSDP_API bool fsdp_optim_has_state(const fsdp_optim *optim, const fsdp_unit *unit);
 /* Steps that a parameter has had: t of AdamW; of a unit: those of the one that has had most; sets all. */

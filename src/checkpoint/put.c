@@ -118,7 +118,7 @@ fsdp_status fsdpi_put_tensor(fsdpi_put *p, const fsdpi_entry *e, fsdpi_source_fn
         FSDP_TRY(source(e, kept.first, kept.numel, kept.at, arg));
         return fsdpi_entry_settle(e);
     }
-    fsdp_stream *s = fsdp_unit_storage_stream(e->unit);
+    fsdp_stream *s = fsdpi_entry_stream(e);
     for (int64_t done = 0; done < kept.numel; done += CHUNK) {
         int64_t n = kept.numel - done < CHUNK ? kept.numel - done : CHUNK;
         FSDP_TRY(source(e, kept.first + done, n, p->host, arg));

@@ -314,6 +314,12 @@ fsdp_status fsdpi_registry_same(const fsdp_checkpoint *c, const char *call)
     return FSDP_OK;
 }
 
+fsdp_stream *fsdpi_entry_stream(const fsdpi_entry *e)
+{
+    if (e->kind == FSDPI_ENTRY_BUFFER) return NULL;
+    return e->optim != NULL ? fsdp_optim_state_stream(e->optim, e->unit) : fsdp_unit_storage_stream(e->unit);
+}
+
 bool fsdpi_entry_is_unmade(const fsdpi_entry *e)
 {
     return e->kind == FSDPI_ENTRY_STATE && e->optim != NULL && !fsdp_optim_has_state(e->optim, e->unit);

@@ -68,8 +68,8 @@ uint64_t fsdpi_registry_hash(const fsdp_checkpoint *c);
 /* Collective. FSDP_ERR_INVALID, the same on every rank, where they differ. */
 fsdp_status fsdpi_registry_same(const fsdp_checkpoint *c, const char *call);
 
-/* A range of a tensor entry: elements [first, first + numel), and where the first of them lies: on the unit's storage device, or (a
- * buffer) in host memory. NULL where numel is 0, and where they lie nowhere: all are 0. */
+/* A range of a tensor entry: elements [first, first + numel), and where the first of them lies: in memory that fsdpi_entry_stream()
+ * reaches, or (a buffer) the host does. NULL where numel is 0, and where they lie nowhere: all are 0. */
 typedef struct fsdpi_range_of {
     int64_t first, numel;
     void *at;
@@ -81,6 +81,9 @@ bool fsdpi_entry_is_each_ranks(const fsdp_checkpoint *c, const fsdpi_entry *e);
 fsdpi_range_of fsdpi_entry_range(const fsdp_checkpoint *c, const fsdpi_entry *e);
 /* What this rank has to load of it: in mode none, and of a buffer, all. */
 fsdpi_range_of fsdpi_entry_kept(const fsdpi_entry *e);
+
+/* To read and write it with; NULL of a buffer. */
+fsdp_stream *fsdpi_entry_stream(const fsdpi_entry *e);
 
 /* Whether it is state that an optimizer has not made. */
 bool fsdpi_entry_is_unmade(const fsdpi_entry *e);

@@ -36,7 +36,7 @@ static void add_tensor(fsdpi_snapshot *s, const fsdp_checkpoint *c, const fsdpi_
     fsdpi_saved *t = &s->saved[s->count++];
     *t = (fsdpi_saved){ .name = e->name, .what = what_name(e), .dtype = e->dtype, .ndim = e->ndim, .first = r.first, .numel = r.numel, .at = r.at };
     memcpy(t->shape, e->shape, sizeof(t->shape));
-    if (e->kind != FSDPI_ENTRY_BUFFER) t->stream = fsdp_unit_storage_stream(e->unit);
+    t->stream = fsdpi_entry_stream(e);
     s->bytes += (size_t)r.numel * fsdp_dtype_bytes(e->dtype);
 }
 

@@ -105,8 +105,8 @@ static fsdp_status to_host(const fsdpi_entry *e, const fsdpi_range_of *part, voi
         memcpy(out, part->at, bytes);
         return FSDP_OK;
     }
-    FSDP_TRY(fsdp_stream_copy(fsdp_unit_storage_stream(e->unit), out, part->at, bytes));
-    return fsdp_stream_sync(fsdp_unit_storage_stream(e->unit));
+    FSDP_TRY(fsdp_stream_copy(fsdpi_entry_stream(e), out, part->at, bytes));
+    return fsdp_stream_sync(fsdpi_entry_stream(e));
 }
 
 typedef struct held {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT
  *
- * Optimizers: a client of the core like any other. State lies beside the masters, an array a kind and unit. */
+ * Optimizers: a client of the core like any other. State is an array a kind and unit, that goes along with masters: state.h says where. */
 #include <fsdp/optim.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/fits.h"
 #include "optim/kernels.h"
+#include "optim/state.h"
 #include "shard/norm.h"
 #include "shard/unit_list.h"
 
@@ -16,26 +17,20 @@
 
 typedef enum optim_kind { SGD, ADAMW } optim_kind;
 
-/* A unit's part of an optimizer. */
-typedef struct part {
-    fsdp_unit *unit;
-    float *state[2];  /* arena blocks of the unit's device; NULL: there is none yet, all of it is 0 */
-    int64_t *steps;          /* per parameter: one that is frozen has none */
-    float *decay, *lr_scale; /* per parameter, from the groups */
-} part;
-
 struct fsdp_optim {
     optim_kind kind;
     float lr, momentum, beta1, beta2, eps, weight_decay;
     int states;
     fsdp_unit **units;
-    part *part;
+    fsdpi_part *part;
+    fsdpi_desk *desks; /* where state passes that lies elsewhere than slices */
+    fsdp_device *state_device;
     int count;
 };
 
 static const char *const state_names[2][2] = { [SGD] = { "momentum", "" }, [ADAMW] = { "exp_avg", "exp_avg_sq" } };
 
-static fsdp_status init_groups(fsdp_optim *o, part *p, const fsdp_optim_group *groups, int count)
+static fsdp_status init_groups(fsdp_optim *o, fsdpi_part *p, const fsdp_optim_group *groups, int count)
 {
     int n = fsdp_unit_param_count(p->unit);
     FSDPI_NEW(p->steps, n);
@@ -54,43 +49,12 @@ static fsdp_status init_groups(fsdp_optim *o, part *p, const fsdp_optim_group *g
     return FSDP_OK;
 }
 
-static void drop_state(part *p)
+static fsdp_status init_part(fsdp_optim *o, fsdpi_part *p, fsdp_unit *u, const fsdp_optim_group *groups, int count)
 {
-    for (int k = 0; k < 2; k++) {
-        fsdpi_arena_free(p->unit->store->arena, p->state[k]);
-        p->state[k] = NULL;
-    }
-}
-
-/* All kinds of it, or none. */
-static fsdp_status make_state(const fsdp_optim *o, part *p)
-{
-    const fsdpi_devctx *d = p->unit->store;
-    size_t bytes = (size_t)fsdp_unit_slice_numel(p->unit) * sizeof(float);
-    fsdp_status st = FSDP_OK;
-    for (int k = 0; k < o->states && st == FSDP_OK; k++) {
-        void *s;
-        st = fsdpi_arena_alloc(d->arena, bytes, &s);
-        if (st != FSDP_OK) break;
-        p->state[k] = s;
-        st = fsdpi_stream_fill(d->compute, s, 0, bytes);
-    }
-    if (st == FSDP_OK) return FSDP_OK;
-    drop_state(p);
-    FSDP_FAIL_IF(st == FSDP_ERR_NOMEM, st, "no memory for the optimizer's state of unit \"%s\": %d x %zu bytes", fsdp_unit_name(p->unit), o->states, bytes);
-    return fsdp_error_through(st, __func__, __FILE__, __LINE__);
-}
-
-static bool lacks_state(const fsdp_optim *o, const part *p)
-{
-    return o->states > 0 && p->state[0] == NULL;
-}
-
-static fsdp_status init_part(fsdp_optim *o, part *p, fsdp_unit *u, const fsdp_optim_group *groups, int count)
-{
-    p->unit = u;
+    *p = (fsdpi_part){ .unit = u, .kinds = o->states };
+    FSDP_TRY(fsdpi_state_place(p, o->state_device));
     /* What trains takes its memory now, so that nothing is taken after the first step; what is frozen may never need any. */
-    if (fsdpi_unit_trains(u)) FSDP_TRY(make_state(o, p));
+    if (fsdpi_unit_trains(u)) FSDP_TRY(fsdpi_state_make(p));
     return init_groups(o, p, groups, count);
 }
 
@@ -131,6 +95,7 @@ static fsdp_status make(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_list
         o->units[i] = units.units[i];
         FSDP_TRY_GOTO(init_part(o, &o->part[i], units.units[i], groups, count), fail);
     }
+    FSDP_TRY_GOTO(fsdpi_desks_fit(&o->desks, o->part, o->count), fail);
     *out = o;
     return FSDP_OK;
 fail:
@@ -164,7 +129,7 @@ static fsdp_status check_sgd(const fsdp_sgd_opts *s)
 fsdp_status fsdp_optim_create_sgd(fsdp_optim **out, fsdp_unit_list units, const fsdp_sgd_opts *opts)
 {
     fsdp_sgd_opts s = opts != NULL ? *opts : (fsdp_sgd_opts){ 0 };
-    fsdp_optim o = { .kind = SGD, .lr = s.lr, .momentum = s.momentum, .weight_decay = s.weight_decay };
+    fsdp_optim o = { .kind = SGD, .lr = s.lr, .momentum = s.momentum, .weight_decay = s.weight_decay, .state_device = s.state_device };
     o.states = s.momentum != 0 ? 1 : 0;
     return create(out, &o, units, s.groups, s.group_count, check_sgd(opts));
 }
@@ -191,7 +156,8 @@ fsdp_status fsdp_optim_create_adamw(fsdp_optim **out, fsdp_unit_list units, cons
                      .beta2 = a.beta2,
                      .eps = a.eps,
                      .weight_decay = a.weight_decay,
-                     .states = 2 };
+                     .states = 2,
+                     .state_device = a.state_device };
     return create(out, &o, units, a.groups, a.group_count, check_adamw(&a));
 }
 
@@ -199,12 +165,13 @@ void fsdp_optim_destroy(fsdp_optim *o)
 {
     if (o == NULL) return;
     for (int i = 0; o->part != NULL && i < o->count; i++) {
-        part *p = &o->part[i];
-        if (p->unit != NULL) drop_state(p);
+        fsdpi_part *p = &o->part[i];
+        if (p->home != NULL) fsdpi_state_drop(p);
         fsdpi_free(p->steps);
         fsdpi_free(p->decay);
         fsdpi_free(p->lr_scale);
     }
+    fsdpi_desks_drop(o->desks);
     fsdpi_free(o->part);
     fsdpi_free(o->units);
     fsdpi_free(o);
@@ -230,7 +197,7 @@ const char *fsdp_optim_state_name(const fsdp_optim *optim, int kind)
     return kind >= 0 && kind < optim->states ? state_names[optim->kind][kind] : "?";
 }
 
-static part *part_of(const fsdp_optim *o, const fsdp_unit *u)
+static fsdpi_part *part_of(const fsdp_optim *o, const fsdp_unit *u)
 {
     for (int i = 0; i < o->count; i++)
         if (o->part[i].unit == u) return &o->part[i];
@@ -239,12 +206,12 @@ static part *part_of(const fsdp_optim *o, const fsdp_unit *u)
 
 fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind, float **state)
 {
-    part *p = part_of(optim, unit);
+    fsdpi_part *p = part_of(optim, unit);
     FSDP_FAIL_IF(p == NULL || kind < 0 || kind >= optim->states, FSDP_ERR_INVALID,
                  "fsdp_optim_state: unit \"%s\" has no state of kind %d in this optimizer", fsdp_unit_name(unit), kind);
-    if (lacks_state(optim, p)) {
+    if (fsdpi_state_is_missing(p)) {
         FSDPI_CALL(unit->rt->comm);
-        FSDP_TRY(make_state(optim, p));
+        FSDP_TRY(fsdpi_state_make(p));
     }
     *state = p->state[kind];
     return FSDP_OK;
@@ -252,13 +219,19 @@ fsdp_status fsdp_optim_state(fsdp_optim *optim, const fsdp_unit *unit, int kind,
 
 bool fsdp_optim_has_state(const fsdp_optim *optim, const fsdp_unit *unit)
 {
-    const part *p = part_of(optim, unit);
-    return p != NULL && optim->states > 0 && !lacks_state(optim, p);
+    const fsdpi_part *p = part_of(optim, unit);
+    return p != NULL && p->state[0] != NULL;
+}
+
+fsdp_stream *fsdp_optim_state_stream(const fsdp_optim *optim, const fsdp_unit *unit)
+{
+    const fsdpi_part *p = part_of(optim, unit);
+    return p != NULL ? fsdpi_state_stream(p) : NULL;
 }
 
 int64_t fsdp_optim_unit_steps(const fsdp_optim *optim, const fsdp_unit *unit)
 {
-    const part *p = part_of(optim, unit);
+    const fsdpi_part *p = part_of(optim, unit);
     int64_t most = 0;
     for (int i = 0; p != NULL && i < fsdp_unit_param_count(unit); i++) most = p->steps[i] > most ? p->steps[i] : most;
     return most;
@@ -266,19 +239,19 @@ int64_t fsdp_optim_unit_steps(const fsdp_optim *optim, const fsdp_unit *unit)
 
 void fsdp_optim_set_unit_steps(fsdp_optim *optim, const fsdp_unit *unit, int64_t steps)
 {
-    part *p = part_of(optim, unit);
+    fsdpi_part *p = part_of(optim, unit);
     for (int i = 0; p != NULL && i < fsdp_unit_param_count(unit); i++) p->steps[i] = steps;
 }
 
 int64_t fsdp_optim_param_steps(const fsdp_optim *optim, const fsdp_unit *unit, int param)
 {
-    const part *p = part_of(optim, unit);
+    const fsdpi_part *p = part_of(optim, unit);
     return p != NULL && param >= 0 && param < fsdp_unit_param_count(unit) ? p->steps[param] : 0;
 }
 
 void fsdp_optim_set_param_steps(fsdp_optim *optim, const fsdp_unit *unit, int param, int64_t steps)
 {
-    part *p = part_of(optim, unit);
+    fsdpi_part *p = part_of(optim, unit);
     if (p != NULL && param >= 0 && param < fsdp_unit_param_count(unit)) p->steps[param] = steps;
 }
 
@@ -327,10 +300,18 @@ static fsdp_status k_update(const fsdp_kernel *k, const void *args)
     return FSDP_OK;
 }
 
-static fsdp_status update_part(fsdp_optim *o, part *p, float scale)
+typedef struct update {
+    const fsdp_optim *o;
+    float scale;
+} update;
+
+static fsdp_status update_part(fsdpi_part *p, float *const *state, void *arg)
 {
+    const update *up = arg;
+    const fsdp_optim *o = up->o;
     const fsdp_slice *slice;
     int n;
+    for (int k = 0; k < fsdp_unit_param_count(p->unit); k++) p->steps[k] += !fsdp_unit_frozen(p->unit, k);
     fsdp_unit_slices(p->unit, &slice, &n);
     for (int i = 0; i < n; i++) {
         const fsdp_slice *s = &slice[i];
@@ -341,14 +322,14 @@ static fsdp_status update_part(fsdp_optim *o, part *p, float scale)
                           .lr = lr,
                           .momentum = o->momentum,
                           .weight_decay = decay,
-                          .scale = scale,
+                          .scale = up->scale,
                           .p = s->master,
                           .g = s->grad,
-                          .s0 = p->state[0] != NULL ? p->state[0] + s->state_offset : NULL,
-                          .s1 = p->state[1] != NULL ? p->state[1] + s->state_offset : NULL,
+                          .s0 = p->kinds > 0 ? state[0] + s->state_offset : NULL,
+                          .s1 = p->kinds > 1 ? state[1] + s->state_offset : NULL,
                           .numel = s->numel };
         if (o->kind == ADAMW)
-            a.adamw = (fsdpi_adamw_scalars){ .scale = scale,
+            a.adamw = (fsdpi_adamw_scalars){ .scale = up->scale,
                                              .decay = (float)(1.0 - (double)lr * (double)decay),
                                              .beta1 = o->beta1,
                                              .beta2 = o->beta2,
@@ -401,12 +382,22 @@ static fsdp_status scale_of(const fsdp_step_opts *s, double weight, double *scal
     return FSDP_OK;
 }
 
-/* State of what is updated for the first time. */
-static fsdp_status make_missing(fsdp_optim *o)
+static fsdp_status update_all(fsdp_optim *o, float scale)
+{
+    update up = { o, scale };
+    for (int i = 0; i < o->count; i++) {
+        fsdpi_part *p = &o->part[i];
+        if (p->unit->step_grad != NULL && !fsdpi_state_is_apart(p)) FSDP_TRY(update_part(p, p->state, &up));
+    }
+    return fsdpi_desks_update(o->desks, o->part, o->count, update_part, &up);
+}
+
+/* State of what is updated for the first time, and a place to update it. */
+static fsdp_status take_memory(fsdp_optim *o)
 {
     for (int i = 0; i < o->count; i++)
-        if (o->part[i].unit->step_grad != NULL && lacks_state(o, &o->part[i])) FSDP_TRY(make_state(o, &o->part[i]));
-    return FSDP_OK;
+        if (o->part[i].unit->step_grad != NULL && fsdpi_state_is_missing(&o->part[i])) FSDP_TRY(fsdpi_state_make(&o->part[i]));
+    return fsdpi_desks_fit(&o->desks, o->part, o->count);
 }
 
 fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
@@ -417,7 +408,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     if (o->count == 0 && s.over == NULL) return FSDP_OK;
     double norm = 0, weight = 0, scale = 1;
     FSDP_TRY(fsdp_step_begin(fsdp_optim_units(o)));
-    fsdp_status st = fsdpi_step_norm(fsdp_optim_units(o), &(fsdp_norm_opts){ .p = s.clip_p, .over = s.over }, make_missing(o), &norm, &weight);
+    fsdp_status st = fsdpi_step_norm(fsdp_optim_units(o), &(fsdp_norm_opts){ .p = s.clip_p, .over = s.over }, take_memory(o), &norm, &weight);
     if (st == FSDP_OK) st = scale_of(&s, weight, &scale);
     if (st != FSDP_OK) { /* nothing was written: it can be done again */
         fsdpi_step_leave(fsdp_optim_units(o));
@@ -427,12 +418,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)
     if (!isfinite(norm)) return not_finite(o, &s, norm);
     /* As torch.nn.utils.clip_grad_norm_: the factor is clip / (norm + 1e-6), at most 1. */
     double clip = s.clip > 0 && (double)s.clip < norm + 1e-6 ? (double)s.clip / (norm + 1e-6) : 1.0;
-    for (int i = 0; i < o->count; i++) {
-        part *p = &o->part[i];
-        if (p->unit->step_grad == NULL) continue;
-        for (int k = 0; k < fsdp_unit_param_count(p->unit); k++) p->steps[k] += !fsdp_unit_frozen(p->unit, k);
-        FSDP_TRY(update_part(o, p, (float)(scale * clip)));
-    }
+    FSDP_TRY(update_all(o, (float)(scale * clip)));
     FSDP_TRY(fsdp_step_end(fsdp_optim_units(o)));
     bool skip = false;
     if (s.scaler != NULL) FSDP_TRY(fsdp_scaler_update(s.scaler, norm, &skip));

@@ -177,8 +177,9 @@ fsdp_status mini_create(mini *m, fsdp_comm *comm, const mini_opts *opts)
         FSDP_TRY(fsdp_unit_init(m->unit[u], init, NULL));
         if (opts->frozen >> u & 1) FSDP_TRY(mini_freeze(m, u, true));
     }
-    if (opts->sgd) return fsdp_optim_create_sgd(&m->optim, mini_list(m), &(fsdp_sgd_opts){ .lr = 0.05f, .momentum = 0.9f, .weight_decay = 0.01f });
-    return fsdp_optim_create_adamw(&m->optim, mini_list(m), &(fsdp_adamw_opts){ .lr = 0.02f, .weight_decay = 0.1f });
+    if (opts->state != NULL) FSDP_TRY(fsdp_device_open(&m->state, opts->state));
+    if (opts->sgd) return fsdp_optim_create_sgd(&m->optim, mini_list(m), &(fsdp_sgd_opts){ .lr = 0.05f, .momentum = 0.9f, .weight_decay = 0.01f, .state_device = m->state });
+    return fsdp_optim_create_adamw(&m->optim, mini_list(m), &(fsdp_adamw_opts){ .lr = 0.02f, .weight_decay = 0.1f, .state_device = m->state });
 }
 
 void mini_destroy(mini *m)
@@ -188,6 +189,7 @@ void mini_destroy(mini *m)
     fsdp_device_close(m->device);
     fsdp_device_close(m->storage);
     fsdp_device_close(m->grads);
+    fsdp_device_close(m->state);
     free(m->number);
     *m = (mini){ 0 };
 }

@@ -23,7 +23,7 @@ enum { MINI_UNITS = 6, MINI_ROOT = 0, MINI_A, MINI_B, MINI_TINY, MINI_NONE, MINI
 
 typedef struct mini {
     fsdp_comm *comm;
-    fsdp_device *device, *storage, *grads;
+    fsdp_device *device, *storage, *grads, *state;
     fsdp_unit *unit[MINI_UNITS];
     fsdp_pass *pass; /* of mini_leaf(), while it runs; stays open after an error: cancel it */
     bool no_sync;    /* of the passes of mini_leaf() */
@@ -40,6 +40,7 @@ typedef struct mini_opts {
     const char *device;  /* NULL: "cpu" */
     const char *storage; /* NULL: device */
     const char *grads;   /* where gradients are added up; NULL: storage */
+    const char *state;   /* of the optimizer's state; NULL: storage */
     int prefetch;
     bool sgd; /* else AdamW */
     unsigned frozen; /* bits of units: frozen, all of their parameters, before the optimizer is made */
