@@ -66,6 +66,7 @@ static fsdp_status gather_gradients(fsdp_unit *u)
     FSDP_TRY(t->flat_gather(u->replica_flat, u->replica_version, u->step_gathered, u->store->comm));
     FSDP_TRY(fsdpi_stream_wait_stream(u->store->compute, u->store->comm));
     u->step_grad = t->zero_copy ? t->flat_whole(u->replica_flat) : u->step_gathered;
+    if (u->step_grad == NULL) u->step_grad = reduced(u); /* this rank keeps nothing of it: but there is a gradient */
     return FSDP_OK;
 }
 

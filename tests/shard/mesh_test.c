@@ -245,6 +245,49 @@ static void test_parameters_stay_near_between_forward_and_backward(void **state)
     in_corners(near_groups, &(corners){ .ranks = (const int[]){ 2, 4, 0 } });
 }
 
+/* ---- a rank that keeps nothing ---- */
+
+/* 20 elements in two pieces of four: the second shard has nothing, and takes part in all that the others do. */
+static fsdp_status keeps_nothing(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    fsdp_device *dev;
+    fsdp_unit *u;
+    fsdp_optim *o;
+    fsdp_pass *pass;
+    float g[20];
+    FSDP_TRY(fsdp_device_open(&dev, c->device));
+    FSDP_TRY(fsdp_unit_create(&u, comm, &(fsdp_param){ "w", 1, { 20 } }, 1, &(fsdp_unit_opts){ .name = "small", .mode = c->mode, .shards = 2, .compute_device = dev }));
+    FSDP_TRY(fsdp_optim_create_adamw(&o, (fsdp_unit_list){ &u, 1 }, &(fsdp_adamw_opts){ .lr = 1e-2f }));
+    for (int step = 0; step < 2; step++) {
+        FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+        FSDP_TRY(fsdp_unit_begin_forward(u, pass));
+        FSDP_TRY(fsdp_unit_end_forward(u, pass));
+        FSDP_TRY(fsdp_unit_begin_backward(u, pass));
+        FSDP_TRY(fsdp_unit_end_backward(u, pass)); /* of zeros */
+        FSDP_TRY(fsdp_pass_end(pass));
+        if (step == 1) FSDP_TRY(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
+        if (step == 1) FSDP_TRY(fsdp_unit_read_grad(u, 0, g));
+        FSDP_TRY(step == 1 ? fsdp_step_end((fsdp_unit_list){ &u, 1 }) : fsdp_optim_step(o, NULL));
+        rank_check(fsdp_optim_param_steps(o, u, 0) == 1);
+    }
+    for (int i = 0; i < 20; i++) rank_check(g[i] == 0);
+    fsdp_optim_destroy(o);
+    fsdp_unit_destroy(u);
+    fsdp_device_close(dev);
+    return FSDP_OK;
+}
+
+static void test_a_rank_that_keeps_nothing(void **state)
+{
+    (void)state;
+    for (int m = FSDP_MODE_FULL; m < FSDP_MODE_NONE; m++)
+        for (int k = 0; k < 4; k++) {
+            corner c = { .transport = k % 2 ? "copy" : "shm", .device = k / 2 ? "guard" : "cpu", .mode = (fsdp_mode)m, .ranks = 4, .threads = true };
+            assert_ok(in_corner(keeps_nothing, &c));
+        }
+}
+
 /* ---- no such mesh ---- */
 
 static fsdp_status refused(fsdp_comm *comm, void *arg)
@@ -288,6 +331,7 @@ int main(void)
         cmocka_unit_test(test_replicas_are_the_same_whatever_ranks_write),
         cmocka_unit_test(test_a_reset_keeps_replicas),
         cmocka_unit_test(test_parameters_stay_near_between_forward_and_backward),
+        cmocka_unit_test(test_a_rank_that_keeps_nothing),
         cmocka_unit_test(test_what_is_no_mesh),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
