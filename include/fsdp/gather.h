@@ -21,7 +21,8 @@
 FSDP_BEGIN_DECLS
 
 /* The unit is whole from here on, in passes and outside of them, until fsdp_unit_reshard() or until its parameters change (a step,
- * new values, a summon with writeback); fsdp_unit_param() reads it. Once is as good as twice. Not within a step. */
+ * new values, a summon with writeback); fsdp_unit_param() reads it. Below F32 (param_dtype) also until its masters are gathered in its
+ * place: by a summon, or an exact evaluation. Once is as good as twice. Not within a step. */
 FSDP_API fsdp_status fsdp_unit_unshard(fsdp_unit *unit) FSDP_NODISCARD;
 /* The unit is sharded now: also where a pass keeps it from forward to backward, which gathers it again then. FSDP_ERR_STATE while a
  * forward, backward or summon of it is open. */
@@ -39,8 +40,9 @@ FSDP_API fsdp_status fsdp_unit_set_prefetch(fsdp_unit *unit, const fsdp_unit_lis
  * the bytes of a unit; on transport copy one with a param_dtype below F32 takes also the bytes that arrive, until they are
  * widened); 0: no cap. What is gathered ahead keeps below it. A unit that begins takes the room of others that are whole and
  * not in use: they are gathered again in their turn. Where those in use leave too little: FSDP_ERR_NOMEM, with the numbers, on
- * every rank, and nothing is changed. A unit that alone is larger is refused here, and where it is made (FSDP_ERR_INVALID). The
- * copy that a summon with writeback takes is not counted. Outside of passes. */
+ * every rank, and nothing is changed; here, where units that are summoned hold more. A unit that alone is larger is refused here, and
+ * where it is made (FSDP_ERR_INVALID). What a summon for rank 0 alone holds there counts on all ranks. The copy that a summon with
+ * writeback takes is not counted. Outside of passes. */
 FSDP_API fsdp_status fsdp_comm_set_max_unsharded(fsdp_comm *comm, int64_t bytes) FSDP_NODISCARD;
 /* Not collective. Bytes of whole parameters that this rank holds in private buffers; the most since the cap was set, or since the
  * first unit was made. */

@@ -15,10 +15,14 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *u)
 {
     FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_UNSHARD, NULL));
-    FSDP_TRY(fsdpi_room_check(u, false));
+    /* While masters are in its place, be it on rank 0 alone, there is nothing that would stay. */
+    bool masters = fsdpi_unit_is_narrow(u) && u->summons > 0 && !u->summon.host;
+    if (!masters) FSDP_TRY(fsdpi_room_check(u, !fsdpi_unit_is_narrow(u)));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_UNSHARD));
-    FSDP_TRY(fsdpi_unit_make_whole(u));
-    u->pinned = true;
+    if (!masters) {
+        FSDP_TRY(fsdpi_unit_make_whole(u));
+        u->pinned = true;
+    }
     fsdpi_unit_check(u);
     return FSDP_OK;
 }

@@ -40,6 +40,13 @@ size_t fsdpi_gather_passing(const fsdp_unit *u, bool exact)
     return arrives ? (size_t)u->layout.total * fsdp_dtype_bytes(u->param_dtype) : 0;
 }
 
+bool fsdpi_gather_takes(const fsdp_unit *u, bool exact)
+{
+    bool from_near = u->near_is_current && !(exact && fsdpi_unit_is_narrow(u)); /* seen where neighbours keep it */
+    if (from_near && transport_of(u)->zero_copy) return false;
+    return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw && !exact);
+}
+
 bool fsdpi_gather_copies(const fsdp_unit *u)
 {
     return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw);
@@ -193,8 +200,8 @@ fsdp_status fsdpi_unit_release(fsdp_unit *u, bool keep)
     if (--u->holders > 0) return FSDP_OK;
     fsdpi_unit_move(u, FSDPI_KEPT);
     /* What is pinned is what passes read; a summon has gathered the masters in its place. */
-    bool pinned = u->pinned && u->whole_exact == !fsdpi_unit_is_narrow(u);
-    if (keep || pinned || fsdpi_unit_stays_whole(u)) return FSDP_OK;
+    u->pinned = u->pinned && u->whole_exact == !fsdpi_unit_is_narrow(u);
+    if (keep || u->pinned || fsdpi_unit_stays_whole(u)) return FSDP_OK;
     return fsdpi_unit_reshard(u);
 }
 

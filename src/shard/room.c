@@ -15,10 +15,11 @@ static size_t block_bytes(const fsdp_unit *u, bool exact)
     return (size_t)u->layout.total * (narrow ? fsdp_dtype_bytes(u->param_dtype) : sizeof(float));
 }
 
-static bool counts(const fsdp_unit *u)
+/* That a gather leaves in a private buffer. */
+static size_t taken(const fsdp_unit *u, bool exact)
 {
     bool gathers = u->mode != FSDP_MODE_NONE || fsdpi_unit_is_narrow(u) || fsdpi_unit_is_apart(u);
-    return gathers && fsdpi_gather_copies(u);
+    return gathers && fsdpi_gather_takes(u, exact) ? block_bytes(u, exact) : 0;
 }
 
 /* What comes below fp32, until it has been widened. What was resharded to neighbours comes as it is used. */
@@ -27,12 +28,17 @@ static size_t passing(const fsdp_unit *u, bool exact)
     return u->near_is_current ? 0 : fsdpi_gather_passing(u, exact);
 }
 
+/* Those that begin join those that hold it, whichever kind of values these see. */
+static bool is_there(const fsdp_unit *u, bool exact)
+{
+    return u->holders > 0 || (u->whole_private && u->residency != FSDPI_SHARDED && u->whole_version == u->version && u->whole_exact == exact);
+}
+
 /* That a gather takes now; what is gathered into the block that there is takes none. */
 static size_t wanted(const fsdp_unit *u, bool exact)
 {
-    bool there = u->whole_private && u->residency != FSDPI_SHARDED && u->whole_version == u->version && u->whole_exact == exact;
-    if (!counts(u) || there) return 0;
-    return passing(u, exact) + (u->whole_private ? 0 : block_bytes(u, exact));
+    size_t bytes = taken(u, exact);
+    return bytes == 0 || is_there(u, exact) ? 0 : passing(u, exact) + (u->whole_private ? 0 : bytes);
 }
 
 /* Whole, and not in use: it can be gathered again. */
@@ -41,9 +47,22 @@ static bool can_go(const fsdp_unit *u)
     return u->whole_private && (u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && !u->pinned));
 }
 
+/* What a summon for rank 0 alone holds there counts on every rank: all must decide the same. But of a unit that is gathered here. */
+static size_t held_on_0(const fsdpi_runtime *rt, const fsdp_unit *but)
+{
+    size_t bytes = 0;
+    for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) {
+        bool there = u->summons > 0 && u->summon_absent && !u->summon.host && u->holders == 0;
+        if (u == but || !there) continue;
+        size_t all = taken(u, true), here = can_go(u) ? 0 : u->whole_bytes; /* by hand */
+        bytes += all > here ? all - here : 0;
+    }
+    return bytes;
+}
+
 bool fsdpi_room_has(const fsdp_unit *u, bool exact)
 {
-    return u->rt->unsharded_cap == 0 || wanted(u, exact) == 0 || u->rt->unsharded + wanted(u, exact) <= u->rt->unsharded_cap;
+    return u->rt->unsharded_cap == 0 || wanted(u, exact) == 0 || u->rt->unsharded + held_on_0(u->rt, u) + wanted(u, exact) <= u->rt->unsharded_cap;
 }
 
 static void note_most(fsdpi_runtime *rt, size_t bytes)
@@ -67,11 +86,13 @@ void fsdpi_room_give(fsdp_unit *u)
 fsdp_status fsdpi_room_check(const fsdp_unit *u, bool exact)
 {
     const fsdpi_runtime *rt = u->rt;
-    if (fsdpi_room_has(u, exact)) return FSDP_OK;
-    size_t in_use = rt->unsharded, pinned = 0, bytes = wanted(u, exact);
+    size_t bytes = taken(u, exact);
+    if (rt->unsharded_cap == 0 || bytes == 0 || is_there(u, exact)) return FSDP_OK;
+    size_t in_use = rt->unsharded + held_on_0(rt, u), pinned = 0;
+    bytes += passing(u, exact);
     for (const fsdp_unit *o = rt->units; o != NULL; o = o->following) {
-        if (can_go(o)) in_use -= o->whole_bytes;
-        if (o->pinned) pinned += o->whole_bytes;
+        if (o == u || can_go(o)) in_use -= o->whole_bytes; /* what it has goes first, or is gathered into */
+        else if (o->pinned) pinned += o->whole_bytes;
     }
     if (in_use + bytes <= rt->unsharded_cap) return FSDP_OK;
     FSDP_FAIL(FSDP_ERR_NOMEM,
@@ -99,8 +120,10 @@ fsdp_status fsdpi_room_make(fsdp_unit *u, bool exact)
 
 fsdp_status fsdpi_room_allows(const fsdp_unit *u, size_t cap, const char *call)
 {
-    size_t narrow = block_bytes(u, false) + fsdpi_gather_passing(u, false), most = narrow > block_bytes(u, true) ? narrow : block_bytes(u, true);
-    FSDP_FAIL_IF(cap > 0 && counts(u) && most > cap, FSDP_ERR_INVALID, "%s: unit \"%s\" is %zu bytes whole, more than the cap of %zu on whole parameters: wrap smaller units, or allow more",
+    size_t rounded = taken(u, false), exact = taken(u, true);
+    if (rounded > 0) rounded += fsdpi_gather_passing(u, false);
+    size_t most = rounded > exact ? rounded : exact;
+    FSDP_FAIL_IF(cap > 0 && most > cap, FSDP_ERR_INVALID, "%s: unit \"%s\" is %zu bytes whole, more than the cap of %zu on whole parameters: wrap smaller units, or allow more",
                  call, u->name, most, cap);
     return FSDP_OK;
 }
@@ -113,10 +136,15 @@ fsdp_status fsdp_comm_set_max_unsharded(fsdp_comm *comm, int64_t bytes)
     FSDP_TRY(fsdpi_runtime_of(&rt, comm));
     FSDP_FAIL_IF(rt->passes != NULL, FSDP_ERR_STATE, "fsdp_comm_set_max_unsharded: a pass is open: end it first");
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) FSDP_TRY(fsdpi_room_allows(u, (size_t)bytes, "fsdp_comm_set_max_unsharded"));
+    size_t held = held_on_0(rt, NULL);
+    for (const fsdp_unit *u = rt->units; u != NULL; u = u->following)
+        if (u->holders > 0) held += u->whole_bytes;
+    FSDP_FAIL_IF(bytes > 0 && held > (size_t)bytes, FSDP_ERR_NOMEM, "fsdp_comm_set_max_unsharded: %lld bytes, but units that are summoned hold %zu: end the summons first, or allow more",
+                 (long long)bytes, held);
     FSDP_TRY(fsdpi_comm_tag(comm, FSDPI_OP_CAP, NULL, (uint64_t)bytes));
     /* What is whole now and not in use goes where it does not fit. */
     rt->unsharded_cap = (size_t)bytes;
-    for (fsdp_unit *u = rt->units; u != NULL && bytes > 0 && rt->unsharded > (size_t)bytes; u = u->following)
+    for (fsdp_unit *u = rt->units; u != NULL && bytes > 0 && rt->unsharded + held_on_0(rt, NULL) > (size_t)bytes; u = u->following)
         if (u->holders == 0) FSDP_TRY(fsdpi_unit_reshard(u));
     rt->unsharded_most = rt->unsharded;
     return FSDP_OK;

@@ -75,11 +75,19 @@ static fsdp_status check_opts(const fsdp_unit *u, const fsdp_unit_summon_opts *o
     return FSDP_OK;
 }
 
+/* What rank 0 gathers all have to offer; and what goes there to make room, or for masters in its place, goes here. */
+static fsdp_status stand_by(fsdp_unit *u)
+{
+    bool rounded = fsdpi_unit_is_narrow(u) && u->residency != FSDPI_SHARDED && !u->whole_exact;
+    if (rounded) FSDP_TRY(fsdpi_unit_reshard(u));
+    if (fsdpi_unit_is_narrow(u)) FSDP_TRY(fsdpi_unit_offer_exact(u));
+    return fsdpi_room_make(u, true);
+}
+
 /* This rank's part, which may lack memory. */
 static fsdp_status take_params(fsdp_unit *u)
 {
-    /* What rank 0 gathers all have to offer. */
-    if (u->summon_absent) return fsdpi_unit_is_narrow(u) ? fsdpi_unit_offer_exact(u) : FSDP_OK;
+    if (u->summon_absent) return stand_by(u);
     fsdp_status st = FSDP_OK;
     FSDP_TRY(fsdpi_unit_hold_exact(u));
     if (u->writeback || u->summon.host) {
@@ -143,7 +151,7 @@ fsdp_status fsdp_unit_summon_begin(fsdp_unit *u, const fsdp_unit_summon_opts *op
     FSDPI_CALL(u->rt->comm);
     fsdp_unit_summon_opts o = opts != NULL ? *opts : (fsdp_unit_summon_opts){ 0 };
     FSDP_TRY(check_opts(u, &o));
-    if (!o.rank0_only) FSDP_TRY(fsdpi_room_check(u, true));
+    FSDP_TRY(fsdpi_room_check(u, true));
     uint64_t flags = o.writeback | (uint64_t)o.same << 1 | (uint64_t)o.rank0_only << 2 | (uint64_t)o.host << 3 | (uint64_t)o.grads << 4;
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_SUMMON, u->name, flags));
     if (u->summons > 0) {

@@ -418,6 +418,82 @@ static void test_cap_that_cannot_hold(void **state)
     in_corners(too_small, &(corners){ .transport = "copy", .ranks = (const int[]){ 1, 3, 0 } });
 }
 
+/* What rank 0 alone holds counts on all ranks: they are refused together, and nothing is changed. */
+static fsdp_status held_on_rank_0(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    static const fsdp_unit_summon_opts alone = { .rank0_only = true };
+    mini m;
+    float x[37 * 11];
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+    fsdp_unit *root = m.unit[MINI_ROOT], *big = m.unit[MINI_BIG];
+    FSDP_TRY(fsdp_unit_summon_begin(root, &alone));
+    FSDP_TRY(fsdp_unit_summon_begin(big, &alone));
+    rank_check(fsdp_comm_set_max_unsharded(comm, whole(&m, MINI_BIG)) == FSDP_ERR_NOMEM && strstr(fsdp_last_error_message(), "end the summons first") != NULL);
+    FSDP_TRY(fsdp_unit_summon_end(big));
+    FSDP_TRY(fsdp_comm_set_max_unsharded(comm, whole(&m, MINI_ROOT) + whole(&m, MINI_BIG) - 1));
+    rank_check(fsdp_unit_unshard(big) == FSDP_ERR_NOMEM && fsdp_unit_summon_begin(big, NULL) == FSDP_ERR_NOMEM);
+    rank_check(fsdp_unit_summon_begin(big, &alone) == FSDP_ERR_NOMEM && fsdp_unit_read_param(big, 0, x) == FSDP_ERR_NOMEM);
+    FSDP_TRY(fsdp_unit_read_param(root, 0, x)); /* it has its room */
+    FSDP_TRY(fsdp_unit_unshard(root));
+    FSDP_TRY(fsdp_unit_summon_end(root));
+    rank_check(root->pinned && fsdp_unit_summon_begin(big, NULL) == FSDP_ERR_NOMEM);
+    FSDP_TRY(fsdp_unit_reshard(root));
+    FSDP_TRY(fsdp_unit_summon_begin(big, NULL));
+    FSDP_TRY(fsdp_unit_summon_end(big));
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_cap_and_what_rank_0_holds(void **state)
+{
+    (void)state;
+    in_corners(held_on_rank_0, &(corners){ .transport = "copy", .ranks = (const int[]){ 1, 3, 0 }, .threads_only = true });
+}
+
+/* Of units that are published in 16 bits. Masters that lie in shared memory take nothing. Where new values are gathered into what is kept,
+ * what arrives takes room beside it. What was unsharded is not whole by hand any more when masters have been in its place. */
+static fsdp_status narrow_room(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    bool copies = strcmp(c->transport, "copy") == 0;
+    mini m;
+    fsdp_pass *p;
+    int64_t most;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = FSDP_MODE_OPTIMIZER, .device = c->device, .param_dtype = FSDP_BF16, .prefetch = -1 }));
+    fsdp_unit *a = m.unit[MINI_A], *big = m.unit[MINI_BIG];
+    int64_t cap = whole(&m, MINI_BIG) + (copies ? whole(&m, MINI_BIG) / 2 + whole(&m, MINI_A) - 1 : 0);
+    FSDP_TRY(fsdp_comm_set_max_unsharded(comm, cap));
+    FSDP_TRY(mini_leaf(&m, "F5 B5", 0));
+    FSDP_TRY(fsdp_optim_step(m.optim, NULL)); /* what is kept is old */
+    if (copies) {
+        FSDP_TRY(fsdp_unit_unshard(a));
+        FSDP_TRY(fsdp_pass_begin(&p, comm, FSDP_PASS_TRAIN));
+        rank_check(fsdp_unit_begin_forward(big, p) == FSDP_ERR_NOMEM && a->pinned);
+        FSDP_TRY(fsdp_unit_reshard(a));
+        FSDP_TRY(mini_run(&m, p, "F5 B5", 1));
+        FSDP_TRY(fsdp_pass_end(p));
+    }
+    FSDP_TRY(fsdp_unit_unshard(big));
+    if (!copies) FSDP_TRY(fsdp_unit_summon_begin(a, NULL));
+    if (!copies) FSDP_TRY(fsdp_unit_summon_end(a));
+    rank_check(big->pinned);
+    FSDP_TRY(fsdp_unit_summon_begin(big, NULL));
+    FSDP_TRY(fsdp_unit_unshard(big));
+    FSDP_TRY(fsdp_unit_summon_end(big));
+    rank_check(!big->pinned);
+    FSDP_TRY(fsdp_comm_get_unsharded(comm, NULL, &most));
+    rank_check(most <= cap);
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_room_for_narrow_parameters(void **state)
+{
+    (void)state;
+    in_corners(narrow_room, &(corners){ .ranks = (const int[]){ 1, 3, 0 }, .threads_only = true });
+}
+
 /* ---- ranks that differ ---- */
 
 static fsdp_status differ(fsdp_comm *comm, void *arg)
@@ -460,6 +536,8 @@ int main(void)
         cmocka_unit_test(test_cap_is_never_exceeded),
         cmocka_unit_test(test_cap_with_narrow_parameters),
         cmocka_unit_test(test_cap_that_cannot_hold),
+        cmocka_unit_test(test_cap_and_what_rank_0_holds),
+        cmocka_unit_test(test_room_for_narrow_parameters),
         cmocka_unit_test(test_ranks_that_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
