@@ -68,7 +68,11 @@ static fsdp_status one_call(run *r)
     if (!applies && r->rank == 0 && r->c->shared != NULL) ((tally *)r->c->shared)->shortages++;
     if (applies && got == FSDP_OK && r->rank == 0 && r->c->shared != NULL) ((tally *)r->c->shared)->made[c->kind]++;
     if (applies && (got == FSDP_OK || got == FSDP_ERR_NONFINITE)) model_apply(r->m, c);
-    if (c->kind == CALL_LOAD || c->kind == CALL_FILL_FAILS) FSDP_TRY(model_open_passes(r->m) == 0 && model_in_step(r->m) == 0 ? read_all(r) : FSDP_OK);
+    else if (applies && got != FSDP_ERR_STATE && got != FSDP_ERR_NOMEM) model_apply_failed(r->m, c);
+    FSDP_TRY(check_cap(r));
+    if (!ONE_OF(c->kind, CALL_LOAD, CALL_FILL_FAILS) || model_open_passes(r->m) > 0 || model_in_step(r->m) != 0) return FSDP_OK;
+    FSDP_TRY(read_all(r));
+    model_apply(r->m, &(call){ .kind = CALL_READ_ALL });
     return FSDP_OK;
 }
 
@@ -78,6 +82,7 @@ static fsdp_status begin(run *r)
     FSDP_TRY(fsdp_device_open(&r->device, r->c->device));
     if (one_in(&g, 3)) FSDP_TRY(fsdp_device_open(&r->storage, strcmp(r->c->device, "cpu") == 0 ? "guard" : "cpu"));
     r->m->offloads = r->storage != NULL;
+    r->m->copies = strcmp(r->c->transport, "copy") == 0;
     for (int u = 0; u < MODEL_UNITS; u++) {
         uint32_t salt = draw(&g);
         FSDP_TRY(make_unit(r, u, salt, false, &r->unit[u]));

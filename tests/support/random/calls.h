@@ -28,6 +28,7 @@
     X(CALL_PREFETCH, "gather ahead")                                                                        \
     X(CALL_UNSHARD, "unshard")                                                                              \
     X(CALL_RESHARD, "reshard")                                                                              \
+    X(CALL_CAP, "cap what is whole")                                                                        \
     X(CALL_READ, "read a parameter")                                                                        \
     X(CALL_READ_ALL, "read all")                                                                            \
     X(CALL_SUMMON_READ, "summon")                                                                           \

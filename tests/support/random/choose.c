@@ -15,6 +15,7 @@ static const struct {
     { CALL_FILL_FROM, 0, 8 },      { CALL_FILL_FROM_FAILS, 0, 3 },  { CALL_CHECK_REPLICAS, 0, 5 },  { CALL_BROADCAST, 0, 3 },      { CALL_DIVERGE, 0, 3 },
     { CALL_EMA_RENEW, 0, 2 },      { CALL_EMA_UPDATE, 1, 6 },       { CALL_EMA_READ, 1, 4 },        { CALL_SWAP_IN, 0, 5 },        { CALL_SWAP_OUT, 0, 20 },
     { CALL_SUMMON, 0, 16 },        { CALL_SUMMON_GRADS, 0, 10 },   { CALL_SUMMON_CANCEL, 0, 4 },
+    { CALL_CAP, 1, 8 },
     { CALL_TEACH, 0, 16 },         { CALL_READ_GRAD, 0, 12 },
     { CALL_OPTIM_STEP, 0, 16 },    { CALL_STEP_BEGIN, 0, 10 },      { CALL_STEP_WRITE, 0, 14 },    { CALL_STEP_NORM, 0, 6 },      { CALL_STEP_END, 0, 24 },
     { CALL_STEP_CANCEL, 0, 3 },    { CALL_ZERO_GRAD, 0, 4 },        { CALL_RENEW, 0, 5 },          { CALL_CREATE_DIFFERS, 0, 1 }, { CALL_OPTIM_RENEW, 0, 3 },
@@ -62,7 +63,8 @@ static bool makes_sense(const model *m, const call *c)
     const model_pass *p = &m->pass[c->pass];
     bool steps = ONE_OF(c->kind, CALL_STEP_BEGIN, CALL_STEP_WRITE, CALL_STEP_NORM, CALL_STEP_END, CALL_STEP_CANCEL);
     if (steps && c->mask == 0) return false;
-    if (!u->exists && !ONE_OF(c->kind, CALL_RENEW, CALL_RESET, CALL_BARRIER, CALL_READ_ALL, CALL_OPTIM_STEP, CALL_OPTIM_RENEW, CALL_EMA_RENEW, CALL_EMA_UPDATE, CALL_EMA_READ, CALL_SWAP_IN, CALL_SWAP_OUT) && !steps) return false;
+    if (!u->exists && !ONE_OF(c->kind, CALL_RENEW, CALL_RESET, CALL_BARRIER, CALL_READ_ALL, CALL_OPTIM_STEP, CALL_OPTIM_RENEW, CALL_EMA_RENEW, CALL_EMA_UPDATE, CALL_EMA_READ, CALL_SWAP_IN, CALL_SWAP_OUT, CALL_CAP) && !steps) return false;
+    if (model_room_of(m, c) == MODEL_UNSURE) return false;
     switch (c->kind) {
     case CALL_PASS_BEGIN: return !p->open;
     case CALL_FORWARD_BEGIN: return p->open && model_open_uses(m, c->pass) < 6 && p->use[c->unit].forwards < 6;
@@ -82,7 +84,9 @@ static bool makes_sense(const model *m, const call *c)
     case CALL_READ_GRAD:
     case CALL_READ: return u->params > 0;
     case CALL_RENEW:
-    case CALL_CREATE_DIFFERS: return !u->exists || (u->summons == 0 && !u->in_step); /* a unit is destroyed at rest */
+    case CALL_CREATE_DIFFERS:
+        if (c->kind == CALL_RENEW ? !model_fits_cap(m, c->unit, c->salt) : m->ranks == 1 && m->cap > 0) return false;
+        return !u->exists || (u->summons == 0 && !u->in_step); /* a unit is destroyed at rest */
     case CALL_STEP_WRITE: return model_in_step(m) == 0 || model_grads_finite(m, c->mask);
     case CALL_STEP_CANCEL:
         for (int k = 0; k < MODEL_UNITS; k++)

@@ -158,7 +158,7 @@ static fsdp_status stray(run *r, const call *c)
             break;
         case 2:
             if (!passes && r->m->unit[c->unit].in_step) break;
-            for (int p = 0; p < MODEL_PASSES && st == FSDP_OK; p++)
+            for (int p = 0; p < MODEL_PASSES && st == FSDP_OK && r->m->cap == 0; p++)
                 if (r->pass[p] != NULL && (r->rank != c->rank)) st = fsdp_unit_begin_forward(u, r->pass[p]);
             break;
         default:
@@ -199,6 +199,7 @@ fsdp_status make(run *r, const call *c)
     case CALL_PREFETCH: return fsdp_unit_prefetch(r->unit[c->unit]);
     case CALL_UNSHARD: return fsdp_unit_unshard(r->unit[c->unit]);
     case CALL_RESHARD: return fsdp_unit_reshard(r->unit[c->unit]);
+    case CALL_CAP: return set_cap(r, c);
     case CALL_READ: return read_one(r, c->unit, c->param, c->salt % 3 > 0 || r->rank == c->rank);
     case CALL_READ_ALL: return read_all(r);
     case CALL_SUMMON:

@@ -41,6 +41,8 @@ fsdp_status make_without_memory(run *r, const call *c, bool *applies);
 void be_late(run *r);
 fsdp_status reset(run *r);
 fsdp_status read_all(run *r);
+/* That not more is whole than the cap allows. */
+fsdp_status check_cap(run *r);
 fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit **out);
 fsdp_status make_optim(run *r, const call *c);
 

@@ -9,6 +9,7 @@
 fsdp_status peek(run *r, const call *c);
 fsdp_status read_one(run *r, int unit, int param, bool wanted);
 fsdp_status read_pending(run *r, const call *c);
+fsdp_status set_cap(run *r, const call *c);
 fsdp_status summon(run *r, const call *c);
 fsdp_status use_summoned_grads(run *r, const call *c);
 fsdp_status write_summoned(run *r, const call *c);

@@ -41,7 +41,7 @@ fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit *
                          .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
     if (model_stored_apart(r->m, &made)) o.storage_device = r->storage;
     if (made.mode != FSDP_MODE_NONE) o.shards = made.shards;
-    if (made.mode == FSDP_MODE_FULL && made.shards % 2 == 0 && salt / 8 % 2 == 0) o.reshard_group = made.shards / 2;
+    if (made.near) o.reshard_group = made.shards / 2;
     if (differs) {
         o.mode = (o.mode + 1) % 4;
         o.reshard_group = 0;

@@ -58,10 +58,10 @@ static fsdp_status peek_copy(run *r, int unit)
 fsdp_status peek(run *r, const call *c)
 {
     const model_unit *u = &r->m->unit[c->unit];
-    bool held = model_is_whole(r->m, c->unit, r->rank);
+    bool used = model_is_whole(r->m, c->unit, r->rank), held = used || (u->pinned && !u->in_step);
     for (int i = 0; i < u->params; i++) {
         float got[MODEL_TOTAL], want[MODEL_TOTAL];
-        bool has, exact = held ? u->sees_exact : false;
+        bool has, exact = used && u->sees_exact;
         fsdp_dtype dtype;
         FSDP_TRY(look(r, c->unit, i, &has, &dtype, got));
         if (!has && held) return fsdpi_error_status();
@@ -87,7 +87,7 @@ fsdp_status read_one(run *r, int unit, int param, bool wanted)
 fsdp_status read_all(run *r)
 {
     for (int u = 0; u < MODEL_UNITS; u++)
-        for (int i = 0; r->unit[u] != NULL && i < r->m->unit[u].params; i++) FSDP_TRY(read_one(r, u, i, true));
+        for (int i = 0; r->unit[u] != NULL && i < r->m->unit[u].params && model_room_for(r->m, u, true) == MODEL_FITS; i++) FSDP_TRY(read_one(r, u, i, true));
     return FSDP_OK;
 }
 
@@ -220,4 +220,25 @@ fsdp_status diverge(run *r, const call *c)
     FSDP_FAIL_IF(st != (differ ? FSDP_ERR_INVALID : FSDP_OK), FSDP_ERR_INTERNAL, "rank %d: replicas%s differ, but: %s", r->rank, differ ? "" : " do not", fsdp_status_name(st));
     FSDP_TRY(fsdp_unit_broadcast_from(u, c->rank));
     return fsdp_unit_check_replicas(u);
+}
+
+/* ---- the cap ---- */
+
+fsdp_status set_cap(run *r, const call *c)
+{
+    int64_t now, most, cap = model_cap_of(r->m, c);
+    FSDP_TRY(fsdp_comm_set_max_unsharded(r->comm, cap));
+    FSDP_TRY(fsdp_comm_get_unsharded(r->comm, &now, &most));
+    FSDP_FAIL_IF(most != now, FSDP_ERR_INTERNAL, "rank %d: %lld bytes are whole, %lld at most, below a new cap of %lld", r->rank, (long long)now, (long long)most, (long long)cap);
+    return FSDP_OK;
+}
+
+fsdp_status check_cap(run *r)
+{
+    int64_t now, most;
+    if (r->m->cap == 0) return FSDP_OK;
+    FSDP_TRY(fsdp_comm_get_unsharded(r->comm, &now, &most));
+    FSDP_FAIL_IF(most > r->m->cap || now > most, FSDP_ERR_INTERNAL, "rank %d: %lld bytes are whole, and have been %lld, with a cap of %lld", r->rank, (long long)now, (long long)most,
+                 (long long)r->m->cap);
+    return FSDP_OK;
 }

@@ -52,6 +52,7 @@ void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks)
     int shards = 1 + (int)(salt / 16 % (unsigned)ranks);
     u->shards = u->mode == FSDP_MODE_NONE ? 1 : ranks % shards == 0 ? shards : ranks;
     choose_types(u, salt);
+    u->near = u->mode == FSDP_MODE_FULL && u->shards % 2 == 0 && u->salt / 8 % 2 == 0;
     salt /= 16;
     for (int i = 0; i < u->params; i++, salt /= SHAPES) {
         fsdp_param *p = &u->param[i];
@@ -186,6 +187,7 @@ static void hold(model *m, int unit, bool exact)
 {
     model_unit *u = &m->unit[unit];
     if (!model_is_whole(m, unit, 0)) u->sees_exact = exact || u->param_dtype == FSDP_F32;
+    if (u->param_dtype != FSDP_F32 && u->sees_exact) u->pinned = false; /* masters are in its place */
 }
 
 static void hold_in(model *m, int unit, int pass)
@@ -371,6 +373,7 @@ static bool allowed(const model *m, const call *c)
     case CALL_PREFETCH:
     case CALL_UNSHARD: return !u->in_step;
     case CALL_RESHARD: return !model_is_whole(m, c->unit, 0) && u->summons == 0;
+    case CALL_CAP: return model_open_passes(m) == 0;
     case CALL_READ: return model_open_passes(m) == 0 && !u->in_step;
     case CALL_READ_ALL: return model_open_passes(m) == 0 && model_in_step(m) == 0;
     case CALL_SUMMON:
@@ -421,10 +424,12 @@ fsdp_status model_expects(const model *m, const call *c)
     if (c->kind == CALL_TEACH && !model_may_teach(m, c->unit, c->other)) return FSDP_ERR_INVALID;
     if (c->kind == CALL_SUMMON && model_summon_opts(c).same && (!model_summon_opts(c).writeback || model_summon_opts(c).rank0_only)) return FSDP_ERR_INVALID;
     if (!allowed(m, c)) return FSDP_ERR_STATE;
+    if (c->kind == CALL_CAP) return model_cap_of(m, c) > 0 && model_cap_of(m, c) < model_largest(m) ? FSDP_ERR_INVALID : model_room_of(m, c) == MODEL_NO_ROOM ? FSDP_ERR_NOMEM : FSDP_OK;
+    if (model_room_of(m, c) == MODEL_NO_ROOM) return FSDP_ERR_NOMEM;
     if (c->kind == CALL_SUMMON_END && m->unit[c->unit].summons == 1 && m->unit[c->unit].summon.same && !wrote_the_same(m, &m->unit[c->unit])) return FSDP_ERR_INVALID;
     if (c->kind == CALL_FILL_FAILS) return model_rank_keeps_any(m, c->unit, c->rank) ? FSDP_ERR_IO : FSDP_OK;
     if (c->kind == CALL_FILL_FROM_FAILS) return model_has_elements(&m->unit[c->unit]) ? FSDP_ERR_IO : FSDP_OK;
-    if (c->kind == CALL_CREATE_DIFFERS) return m->ranks > 1 ? FSDP_ERR_INVALID : FSDP_OK;
+    if (c->kind == CALL_CREATE_DIFFERS) return m->ranks > 1 || !model_fits_cap(m, c->unit, c->salt) ? FSDP_ERR_INVALID : FSDP_OK;
     if (c->kind == CALL_LOAD && !saved_fits(m)) return FSDP_ERR_FORMAT;
     if (c->kind == CALL_OPTIM_STEP && !model_grads_finite(m, model_optim_mask(m, model_optim_of(c)))) return FSDP_ERR_NONFINITE;
     return FSDP_OK;
@@ -515,6 +520,7 @@ void model_reset(model *m)
     for (int p = 0; p < MODEL_PASSES; p++) drop_pass(m, p);
     for (int k = 0; k < MODEL_UNITS; k++) {
         m->unit[k].summons = 0;
+        m->unit[k].pinned = false;
         m->unit[k].summon = (fsdp_unit_summon_opts){ 0 };
         m->unit[k].in_step = m->unit[k].step_written = false;
     }
@@ -588,11 +594,44 @@ static void summon_end(model *m, int unit, bool keep)
     u->summon = (fsdp_unit_summon_opts){ 0 };
 }
 
+/* Which units a call may have given new values, or taken for them: what was whole by hand is not. */
+static void unpin(model *m, const call *c)
+{
+    unsigned mask = 1u << c->unit;
+    switch (c->kind) {
+    case CALL_FILL:
+    case CALL_FILL_FAILS:
+    case CALL_FILL_FROM:
+    case CALL_FILL_FROM_FAILS:
+    case CALL_BROADCAST:
+    case CALL_DIVERGE:
+    case CALL_SUMMON_END:
+    case CALL_SUMMON_CANCEL:
+    case CALL_TEACH: break;
+    case CALL_SWAP_IN:
+    case CALL_SWAP_OUT: mask = model_ema_mask(m); break;
+    case CALL_STEP_END:
+    case CALL_STEP_CANCEL: mask = c->mask; break;
+    case CALL_OPTIM_STEP: mask = model_optim_mask(m, model_optim_of(c)); break;
+    case CALL_LOAD:
+    case CALL_KERNEL_FAILS: mask = ~0u; break;
+    case CALL_PASS_CANCEL: mask = m->pass[c->pass].lost ? ~0u : 0; break;
+    default: return;
+    }
+    for (int k = 0; k < MODEL_UNITS; k++) m->unit[k].pinned &= !(mask >> k & 1);
+}
+
+void model_apply_failed(model *m, const call *c)
+{
+    unpin(m, c);
+}
+
 void model_apply(model *m, const call *c)
 {
     static _Thread_local float values[MODEL_RANKS][MODEL_TOTAL];
     model_unit *u = &m->unit[c->unit];
     model_pass *p = &m->pass[c->pass >= 0 ? c->pass : 0];
+    unpin(m, c);
     switch (c->kind) {
     case CALL_PASS_BEGIN:
         memset(p, 0, sizeof(*p));
@@ -682,8 +721,22 @@ void model_apply(model *m, const call *c)
         break;
     case CALL_RESET:
     case CALL_STRAY: model_reset(m); break;
-    case CALL_UNSHARD: m->unit[c->unit].unsharded = true; break;
-    case CALL_RESHARD: m->unit[c->unit].unsharded = false; break;
+    case CALL_UNSHARD:
+        u->unsharded = true;
+        u->pinned = !(model_is_whole(m, c->unit, 0) && u->sees_exact && u->param_dtype != FSDP_F32); /* else masters are in its place */
+        break;
+    case CALL_RESHARD: u->unsharded = u->pinned = false; break;
+    case CALL_CAP:
+        m->cap = model_cap_of(m, c);
+        for (int k = 0; k < MODEL_UNITS && m->cap > 0; k++) m->unit[k].pinned = false; /* those that do not fit */
+        break;
+    case CALL_READ:
+        hold(m, c->unit, true);
+        break;
+    case CALL_READ_ALL:
+        for (int k = 0; k < MODEL_UNITS; k++)
+            if (m->unit[k].params > 0) hold(m, k, true);
+        break;
     case CALL_PEEK:
     case CALL_PREFETCH:
     case CALL_PENDING:
@@ -691,8 +744,6 @@ void model_apply(model *m, const call *c)
     case CALL_EMA_READ:
     case CALL_CHECK_REPLICAS:
     case CALL_BROADCAST:
-    case CALL_READ:
-    case CALL_READ_ALL:
     case CALL_STEP_NORM:
     case CALL_CREATE_DIFFERS:
     case CALL_BARRIER:

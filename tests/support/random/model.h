@@ -54,6 +54,8 @@ typedef struct model_unit {
     bool had_grads; /* when it was summoned */
     bool in_step, step_written;
     bool unsharded; /* by hand, once: it may be whole still, and need not be */
+    bool pinned;    /* it is, for sure */
+    bool near;      /* it is resharded to neighbours */
 } model_unit;
 
 typedef struct model_use {
@@ -72,6 +74,8 @@ typedef struct model_pass {
 
 typedef struct model {
     int ranks;
+    bool copies;   /* transport copy: a gather takes memory */
+    int64_t cap;   /* 0: none */
     bool offloads; /* some units are kept on another device */
     uint64_t passes_begun;
     model_unit unit[MODEL_UNITS];
@@ -122,6 +126,18 @@ bool model_has_elements(const model_unit *u);
 bool model_has_replicas(const model *m, int unit);
 /* Whether a unit can be the other's teacher, whatever either is about just now. */
 bool model_may_teach(const model *m, int teacher, int student);
+/* Whether there is room below the cap for the unit, as passes see it or exact. Unsure: what is kept, or gathered ahead, may matter. */
+typedef enum model_room { MODEL_FITS, MODEL_NO_ROOM, MODEL_UNSURE } model_room;
+model_room model_room_for(const model *m, int unit, bool exact);
+/* The room that a call needs. */
+model_room model_room_of(const model *m, const call *c);
+/* The cap that a call sets; what the largest unit takes; whether a unit made from salt would fit. */
+int64_t model_cap_of(const model *m, const call *c);
+int64_t model_largest(const model *m);
+bool model_fits_cap(const model *m, int number, uint32_t salt);
+/* Of a call that failed, after it had gone some way. */
+void model_apply_failed(model *m, const call *c);
+
 /* What a call that summons asks for. */
 fsdp_unit_summon_opts model_summon_opts(const call *c);
 /* Whether this rank has nothing of what is summoned; whether it has a copy of its own. */
