@@ -39,12 +39,18 @@ typedef struct trainer {
 
 /* ---- set-up ---- */
 
+/* Of slices, sums of gradients, optimizer state. */
+static fsdp_device *place(const trainer *t, unsigned part)
+{
+    return train_offload(t->s) & part ? fsdp_device_cpu() : t->device;
+}
+
 static fsdp_status create_optimizer(trainer *t)
 {
     static const fsdp_optim_group no_decay[] = { { .pattern = "*bias" }, { .pattern = "*ln_*" } };
     const train_settings *s = t->s;
     fsdp_adamw_opts o = { .lr = (float)s->lr, .beta1 = (float)s->beta1, .beta2 = (float)s->beta2, .eps = (float)s->eps, .weight_decay = (float)s->weight_decay,
-                          .groups = no_decay, .group_count = 2 };
+                          .groups = no_decay, .group_count = 2, .state_device = place(t, TRAIN_OFFLOAD_OPTIM) };
     return fsdp_optim_create_adamw(&t->optim, fsdp_module_units(fsdp_model_module(t->model)), &o);
 }
 
@@ -93,7 +99,7 @@ static fsdp_status set_up(trainer *t)
     fsdp_comm_set_phase(t->comm, "set-up");
     FSDP_TRY(fsdp_device_open(&t->device, s->device == 1 ? "guard" : "cpu"));
     fsdp_wrap_opts w = { .comm = t->comm, .mode = (fsdp_mode)s->mode, .shards = s->mode == FSDP_MODE_NONE ? 0 : t->run->shards, .reshard_group = (int)s->reshard_group, .param_dtype = (fsdp_dtype)s->param_dtype, .reduce_dtype = (fsdp_dtype)s->reduce_dtype,
-                       .grad_dtype = (fsdp_dtype)s->grad_dtype,                       .exact_eval = s->param_dtype != FSDP_F32, .storage_device = s->offload != NULL ? fsdp_device_cpu() : NULL, .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
+                       .grad_dtype = (fsdp_dtype)s->grad_dtype, .exact_eval = s->param_dtype != FSDP_F32, .storage_device = place(t, TRAIN_OFFLOAD_PARAMS), .grad_device = place(t, TRAIN_OFFLOAD_GRADS), .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
     wrap_rule rule;
     (void)wrap_rule_parse(&rule, s->wrap); /* as train_prepare() has seen */
     w.policy = rule.by_block ? NULL : &rule.policy;
@@ -451,9 +457,10 @@ static void announce(trainer *t)
     say_units(t);
     if (cli_is_set(train_options, train_option_count, s, "prefetch") && s->transport == 0)
         progress_say(&t->progress, "note: --prefetch has no effect on transport shm: a gather copies nothing there");
-    if (s->reshard_group > 0 && s->transport == 0 && s->param_dtype == FSDP_F32 && s->offload == NULL)
+    bool reads_in_place = s->transport == 0 && s->param_dtype == FSDP_F32 && !(train_offload(s) & TRAIN_OFFLOAD_PARAMS);
+    if (s->reshard_group > 0 && reads_in_place)
         progress_say(&t->progress, "note: --reshard-after-forward has no effect on transport shm: a gather copies nothing there");
-    if (s->max_unsharded_mb > 0 && s->transport == 0 && s->param_dtype == FSDP_F32 && s->offload == NULL)
+    if (s->max_unsharded_mb > 0 && reads_in_place)
         progress_say(&t->progress, "note: --max-unsharded-mb has no effect on transport shm: ranks share what is whole");
     if (t->run->checkpoint[0] != '\0') progress_say(&t->progress, "resumed from %s at step %lld", t->run->checkpoint, (long long)t->run->first_step);
 }

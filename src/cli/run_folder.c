@@ -150,7 +150,7 @@ fsdp_status run_folder_write_settings(const train_run *run, int64_t parameters)
     int64_t shards = s->mode == FSDP_MODE_NONE ? 1 : run->shards > 0 ? run->shards : s->ranks;
     json_object_set_new(o, "mesh", json_sprintf("%lldx%lld", (long long)(s->ranks / shards), (long long)shards));
     json_object_set_new(o, "reshard_after_forward", s->reshard_group > 0 ? json_integer(s->reshard_group) : json_null());
-    json_object_set_new(o, "offload", json_boolean(s->offload != NULL));
+    json_object_set_new(o, "offload", s->offload != NULL ? json_string(s->offload) : json_null());
     json_object_set_new(o, "wrap", json_string(s->wrap));
     json_object_set_new(o, "keep_whole_below", json_integer(s->keep_whole_below));
     json_object_set_new(o, "max_unsharded_mb", s->max_unsharded_mb > 0 ? json_real(s->max_unsharded_mb) : json_null());

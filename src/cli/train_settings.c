@@ -61,7 +61,7 @@ const cli_option train_options[] = {
     { .name = "param-dtype", .kind = CLI_CHOICE, .offset = AT(param_dtype), .value = "f32|bf16|f16", .fallback = "f32", .help = "what parameters are rounded to before they are gathered; masters stay f32, and evaluations and files see these" },
     { .name = "reduce-dtype", .kind = CLI_CHOICE, .offset = AT(reduce_dtype), .value = "f32|bf16|f16", .fallback = "f32", .help = "what the gradient of a micro-batch is rounded to before it is sent" },
     { .name = "grad-dtype", .kind = CLI_CHOICE, .offset = AT(grad_dtype), .value = "f32|bf16|f16", .fallback = "f32", .help = "what sums of gradients are kept in until the step, rounded after each micro-batch: less memory, if a step has several; in the step they are f32" },
-    { .name = "offload", .kind = CLI_TEXT, .offset = AT(offload), .value = "params,grads,optim", .help = "keep slices, all three of them, in the host's memory, where --device is not the host", .of_the_call = true },
+    { .name = "offload", .kind = CLI_TEXT, .offset = AT(offload), .value = "params,grads,optim", .help = "which of them to keep in the host's memory, where --device is not the host: slices of parameters, sums of gradients, optimizer state", .of_the_call = true },
     { .name = "wrap", .kind = CLI_TEXT, .offset = AT(wrap), .fallback = "block", .value = "block|size:N|name:PATTERN|none", .help = "which parts of the model are gathered by themselves: blocks, parts of N parameters and more, those of a name ('h.*.mlp'), or all at once", .of_the_call = true },
     { .name = "keep-whole-below", .kind = CLI_INT, .offset = AT(keep_whole_below), .value = "BYTES", .help = "parameters that are smaller are not sharded: fewer messages, for a little memory", .min = 0, .max = BIG, .of_the_call = true },
     { .name = "max-unsharded-mb", .kind = CLI_FLOAT, .offset = AT(max_unsharded_mb), .value = "X", .help = "MiB of whole parameters that a rank may hold at a time, in buffers of its own [any]", .min = 1e-6, .max = 1e9, .of_the_call = true },
@@ -211,7 +211,7 @@ static int refuse_nonsense(const train_run *run)
     wrap_rule rule;
     int code = wrap_rule_parse(&rule, s->wrap);
     if (code != 0) return code;
-    if (s->max_unsharded_mb > 0 && s->mode == FSDP_MODE_NONE && s->param_dtype == FSDP_F32 && s->offload == NULL) return cli_usage("train: --max-unsharded-mb has no effect with --mode none: each rank keeps all");
+    if (s->max_unsharded_mb > 0 && s->mode == FSDP_MODE_NONE && s->param_dtype == FSDP_F32 && !(train_offload(s) & TRAIN_OFFLOAD_PARAMS)) return cli_usage("train: --max-unsharded-mb has no effect with --mode none: each rank keeps all");
     if (s->keep_whole_below > 0 && s->mode != FSDP_MODE_FULL && s->mode != FSDP_MODE_GRAD_OP)
         return cli_usage("train: --keep-whole-below has no effect with --mode %s: all is kept whole", fsdp_mode_name((fsdp_mode)s->mode));
     bool evaluates = s->val.count > 0 || s->val_fraction > 0;
@@ -254,21 +254,36 @@ static int check_group(const train_run *run)
     return 0;
 }
 
-/* A slice's parameters, gradients and optimizer state are kept together. */
+/* What --offload lists; *wrong: the first part that is none of them (NULL: there is none), in `list`. */
+static unsigned offload_parts(const char *offload, char *list, size_t bytes, const char **wrong)
+{
+    static const char *const parts[] = { "params", "grads", "optim" };
+    unsigned named = 0;
+    *wrong = NULL;
+    snprintf(list, bytes, "%s", offload != NULL ? offload : "");
+    for (char *rest = list, *part; offload != NULL && (part = strsep(&rest, ",")) != NULL;) {
+        unsigned k = 0;
+        while (k < 3 && strcmp(part, parts[k]) != 0) k++;
+        if (k == 3 && *wrong == NULL) *wrong = part;
+        if (k < 3) named |= 1u << k;
+    }
+    return named;
+}
+
+unsigned train_offload(const train_settings *s)
+{
+    char list[64];
+    const char *wrong;
+    return offload_parts(s->offload, list, sizeof(list), &wrong);
+}
+
 static int check_offload(const train_settings *s)
 {
-    if (s->offload == NULL) return 0;
-    static const char *const parts[] = { "params", "grads", "optim" };
     char list[64];
-    int named = 0;
-    snprintf(list, sizeof(list), "%s", s->offload);
-    for (char *rest = list, *part; (part = strsep(&rest, ",")) != NULL;) {
-        int k = 0;
-        while (k < 3 && strcmp(part, parts[k]) != 0) k++;
-        if (k == 3) return cli_usage("train: --offload %s: \"%s\" is none of params, grads, optim", s->offload, part);
-        named |= 1 << k;
-    }
-    if (named != 7) return cli_usage("train: --offload %s: what is kept of a slice is kept in one place: give params,grads,optim, or leave it out", s->offload);
+    const char *wrong;
+    if (s->offload == NULL) return 0;
+    (void)offload_parts(s->offload, list, sizeof(list), &wrong);
+    if (wrong != NULL) return cli_usage("train: --offload %s: \"%s\" is none of params, grads, optim", s->offload, wrong);
     if (s->device == 0) return cli_usage("train: --offload has no effect with --device cpu, which computes in the host's memory: leave it out");
     return 0;
 }

@@ -9,6 +9,7 @@
 #include <fsdp/fsdp.h>
 
 enum { TRAIN_SAVE_BACKGROUND, TRAIN_SAVE_FOREGROUND }; /* as --save lists them */
+enum { TRAIN_OFFLOAD_PARAMS = 1, TRAIN_OFFLOAD_GRADS = 2, TRAIN_OFFLOAD_OPTIM = 4 }; /* bits, as --offload lists them */
 
 typedef struct train_settings {
     cli_given given;
@@ -50,6 +51,7 @@ int64_t train_frozen_numel(fsdp_model *model);
 void train_release(train_run *run);
 
 double train_clip_p(const train_settings *s); /* of --clip-norm-type */
+unsigned train_offload(const train_settings *s); /* of --offload */
 /* Of --loss-scale, which is given: one that begins where it says. FSDP_ERR_INVALID. */
 fsdp_status train_scaler(const train_settings *s, fsdp_scaler *scaler);
 
