@@ -44,6 +44,7 @@
     X(FSDPI_OP_SEND, "sending of gradients without sync")                                                   \
     X(FSDPI_OP_PASS_SYNC, "choice of sync for a pass")                                                      \
     X(FSDPI_OP_NEAR, "keeping of parameters near")                                                          \
+    X(FSDPI_OP_OFFER, "offer of masters")                                                                   \
     X(FSDPI_OP_UNSHARD, "unshard")                                                                          \
     X(FSDPI_OP_RESHARD, "reshard")                                                                          \
     X(FSDPI_OP_PREFETCH, "prefetch")                                                                        \

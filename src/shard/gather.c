@@ -43,7 +43,11 @@ size_t fsdpi_gather_passing(const fsdp_unit *u, bool exact)
 bool fsdpi_gather_takes(const fsdp_unit *u, bool exact)
 {
     bool from_near = u->near_is_current && !(exact && fsdpi_unit_is_narrow(u)); /* seen where neighbours keep it */
-    if (from_near && transport_of(u)->zero_copy) return false;
+    return !(from_near && transport_of(u)->zero_copy) && fsdpi_gather_may_take(u, exact);
+}
+
+bool fsdpi_gather_may_take(const fsdp_unit *u, bool exact)
+{
     return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw && !exact);
 }
 

@@ -83,6 +83,7 @@ static fsdp_status use(follower *f, const fsdpi_tag *t)
         FSDP_FAIL_IF(u->gradient != FSDPI_GRAD_OPEN, FSDP_ERR_STATE, "fsdp_pass_join: unit \"%s\": rank %d posts a gradient that is not open here", u->name, f->leader);
         return fsdpi_grad_post(u);
     }
+    if (t->op == FSDPI_OP_OFFER) return fsdpi_unit_offer_exact(u); /* of which pass a gather is, is not told: this is */
     if (t->op == FSDPI_OP_NEAR) { /* this rank keeps a part too: it has to have it */
         FSDP_TRY(fsdpi_unit_hold_in(u, pass));
         FSDP_TRY(fsdpi_near_keep(u));
@@ -92,7 +93,6 @@ static fsdp_status use(follower *f, const fsdpi_tag *t)
     fsdpi_use *unused;
     FSDP_TRY(fsdpi_pass_use(pass, u, &unused));
     FSDP_TRY(fsdpi_unit_tag(u, (fsdpi_op)t->op));
-    if (fsdpi_pass_is_exact(pass, u)) FSDP_TRY(fsdpi_unit_offer_exact(u));
     return t->op == FSDPI_OP_BACKWARD ? fsdpi_grad_open(u, pass) : FSDP_OK;
 }
 
@@ -115,6 +115,7 @@ static fsdp_status follow(follower *f, const fsdpi_tag *t)
     case FSDPI_OP_BACKWARD:
     case FSDPI_OP_REDUCE:
     case FSDPI_OP_KEEP:
+    case FSDPI_OP_OFFER:
     case FSDPI_OP_NEAR: return use(f, t);
     case FSDPI_OP_UNSHARD:
     case FSDPI_OP_RESHARD:

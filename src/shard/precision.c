@@ -7,6 +7,7 @@
 
 #include "base/convert.h"
 #include "base/error.h"
+#include "shard/pass.h"
 
 typedef struct cast_args {
     void *to;
@@ -68,6 +69,7 @@ fsdp_status fsdpi_unit_offer_exact(fsdp_unit *u)
 {
     const fsdpi_transport_ops *t = u->rt->comm->transport;
     if (fsdpi_unit_offers_exact(u)) return FSDP_OK;
+    FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_OFFER));
     FSDP_TRY(t->flat_done(u->exact, u->exact_version, u->ctx->comm));
     FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute));
     FSDP_TRY(t->flat_open(u->exact, u->exact_version + 1, u->store->comm));

@@ -18,8 +18,14 @@ static size_t block_bytes(const fsdp_unit *u, bool exact)
 /* That a gather leaves in a private buffer. */
 static size_t taken(const fsdp_unit *u, bool exact)
 {
+    return u->flat != NULL && fsdpi_gather_takes(u, exact) ? block_bytes(u, exact) : 0;
+}
+
+/* The same, of a unit that may not be made yet, and whatever its neighbours keep. */
+static size_t may_take(const fsdp_unit *u, bool exact)
+{
     bool gathers = u->mode != FSDP_MODE_NONE || fsdpi_unit_is_narrow(u) || fsdpi_unit_is_apart(u);
-    return gathers && fsdpi_gather_takes(u, exact) ? block_bytes(u, exact) : 0;
+    return gathers && fsdpi_gather_may_take(u, exact) ? block_bytes(u, exact) : 0;
 }
 
 /* What comes below fp32, until it has been widened. What was resharded to neighbours comes as it is used. */
@@ -120,7 +126,7 @@ fsdp_status fsdpi_room_make(fsdp_unit *u, bool exact)
 
 fsdp_status fsdpi_room_allows(const fsdp_unit *u, size_t cap, const char *call)
 {
-    size_t rounded = taken(u, false), exact = taken(u, true);
+    size_t rounded = may_take(u, false), exact = may_take(u, true);
     if (rounded > 0) rounded += fsdpi_gather_passing(u, false);
     size_t most = rounded > exact ? rounded : exact;
     FSDP_FAIL_IF(cap > 0 && most > cap, FSDP_ERR_INVALID, "%s: unit \"%s\" is %zu bytes whole, more than the cap of %zu on whole parameters: wrap smaller units, or allow more",

@@ -160,6 +160,8 @@ fsdp_status fsdpi_unit_init_frozen(fsdp_unit *u);
 
 /* Whether a gather now leaves a private buffer here, which counts towards the cap. */
 bool fsdpi_gather_takes(const fsdp_unit *u, bool exact);
+/* Whether one ever does. */
+bool fsdpi_gather_may_take(const fsdp_unit *u, bool exact);
 /* Whether a gather takes memory and time of this rank: it copies, or it makes fp32 of what it reads. */
 bool fsdpi_gather_copies(const fsdp_unit *u);
 /* Bytes that come below fp32 in a gather of this kind, and take room until they are widened. */

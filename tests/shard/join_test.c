@@ -158,6 +158,42 @@ static void test_evaluations_and_cancelled_passes(void **state)
     in_corners(others, &(corners){ .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true });
 }
 
+/* A pass and an evaluation of masters in it, of units that are gathered in 16 bits: ranks that join offer theirs. */
+static fsdp_status masters(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    int rank = fsdp_comm_rank(comm), first;
+    bool have = rank == 0;
+    mini m;
+    fsdp_pass *pass, *eval;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .param_dtype = FSDP_BF16, .exact_eval = true }));
+    for (int k = 0; k < 3; k++) {
+        FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
+        if (!have) {
+            FSDP_TRY(fsdp_pass_join(comm, first));
+        } else {
+            FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
+            m.number[0] = 0;
+            FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+            FSDP_TRY(mini_run(&m, pass, "[0", 0));
+            FSDP_TRY(fsdp_pass_begin(&eval, comm, FSDP_PASS_EVAL));
+            FSDP_TRY(mini_run(&m, eval, "F2 F1", 0));
+            FSDP_TRY(fsdp_pass_end(eval));
+            FSDP_TRY(mini_run(&m, pass, "F2 ]0 B2 {0 }0", 0));
+            FSDP_TRY(fsdp_pass_end(pass));
+        }
+        if (k == 1) FSDP_TRY(fsdp_optim_step(m.optim, NULL));
+    }
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_evaluations_of_masters(void **state)
+{
+    (void)state;
+    in_corners(masters, &(corners){ .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true, .threads_only = true });
+}
+
 static fsdp_status refusals(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
@@ -235,6 +271,7 @@ int main(void)
         cmocka_unit_test(test_meshes_and_offload),
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_evaluations_and_cancelled_passes),
+        cmocka_unit_test(test_evaluations_of_masters),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_units_that_are_alike),
     };
