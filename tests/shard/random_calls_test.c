@@ -8,16 +8,17 @@
  *     random_calls_test --seed 17 --calls 400    one run again; --trace prints its calls
  *     random_calls_test --soak 1000000           runs of 1000 calls until so many are made; --seed: the first one
  *
- * In it: units made, destroyed, made differently; passes of both kinds, up to three at a time, forwards, backwards,
- * recomputes in any order, with sync and without, gradients written in part, once more or not finite, or of frozen
- * parameters not at all; cancelled passes; what is pending read; summons nested, read and
- * written, with other values on each rank; fills, also failing on one rank; steps of the optimizer and of one's own, on
- * any units, cancelled; dropped gradients; meshes, resharding to neighbours, slices on another device; what is gathered ahead, unsharded and resharded by hand;
- * save (also in the background) and load; kernels that fail; allocations that fail, on one rank or all;
- * a rank that leaves the others; collective resets; calls that are not allowed; ranks that are late.
+ * In it: units made, destroyed, made differently, of all modes, meshes and types; passes of both kinds, up to three at a time,
+ * forwards, backwards, recomputes in any order, with sync and without, gradients written in part, once more or not finite, or of
+ * frozen parameters not at all; passes that some ranks join; cancelled passes; gradients read, pending and in a step; summons of
+ * every kind, nested, read and written, with other values on each rank; fills, of each rank's own and from one rank, also failing on one;
+ * replicas driven apart, compared and mended; steps of SGD, AdamW and one's own, on any units, cancelled; averages and teachers; dropped
+ * gradients; resharding to neighbours, slices on another device; what is gathered ahead, unsharded and resharded by hand, and capped;
+ * save (also in the background) and load; kernels that fail; allocations that fail, on one rank or all; a rank that leaves the
+ * others; collective resets; calls that are not allowed; ranks that are late. Each kind must have come about.
  *
- * Not in it: types below fp32, ranks that join a pass, caps, values from one rank, summons on one rank or
- * with gradients, AdamW, averages, several communicators; ranks killed (tests/shard/fault_test.c). */
+ * Not in it: units of several communicators, hooks, loss scales, sums of gradients that are kept below fp32 or elsewhere; ranks killed
+ * (tests/shard/fault_test.c). */
 #define _XOPEN_SOURCE 700 /* nftw */
 #include "support/random/choose.h"
 #include "support/random/make.h"
@@ -59,10 +60,11 @@ static fsdp_status one_call(run *r)
     if (c->kind == CALL_PEEK) want = FSDP_OK;
     count(r, c, want);
     be_late(r);
-    bool injects = c->nomem > 0 && can_fail(r, c->kind);
+    bool injects = c->nomem > 0 && can_fail(r, c->kind), joins = r->m->leaders != 0;
     /* Whoever is still in an earlier call would be told there. */
-    if (injects || ONE_OF(c->kind, CALL_RESET, CALL_STRAY)) FSDP_TRY(fsdp_comm_barrier(r->comm));
-    if (injects) got = make_without_memory(r, c, &applies);
+    if (injects || (!joins && ONE_OF(c->kind, CALL_RESET, CALL_STRAY))) FSDP_TRY(fsdp_comm_barrier(r->comm));
+    if (model_has_joined(r->m, r->rank)) got = make_joined(r, c, want);
+    else if (injects) got = make_without_memory(r, c, &applies);
     else got = make(r, c);
     FSDP_FAIL_IF(got != want, FSDP_ERR_INTERNAL, "it returns %s, not %s: %s", fsdp_status_name(got), fsdp_status_name(want), got != FSDP_OK ? fsdp_last_error_message() : "");
     if (!applies && r->rank == 0 && r->c->shared != NULL) ((tally *)r->c->shared)->shortages++;
@@ -107,6 +109,7 @@ static void give_back(run *r)
 /* Everything is given back. */
 static fsdp_status end(run *r)
 {
+    if (r->m->leaders != 0) FSDP_TRY(cancel_passes(r));
     FSDP_TRY(fsdp_comm_barrier(r->comm));
     FSDP_TRY(reset(r));
     model_reset(r->m);

@@ -11,6 +11,7 @@
 /* X(enum, what it is called in a trace) */
 #define CALL_MAP(X)                                                                                         \
     X(CALL_PASS_BEGIN, "begin a pass")                                                                      \
+    X(CALL_JOINED_BEGIN, "begin a pass that others join")                                                   \
     X(CALL_PASS_END, "end the pass")                                                                        \
     X(CALL_PASS_CANCEL, "cancel the pass")                                                                  \
     X(CALL_WEIGHT, "add to the pass's weight")                                                              \
@@ -82,7 +83,7 @@ typedef struct call {
     int unit, pass, param;
     int other;      /* the student; which optimizer */
     int rank;       /* the one that is different */
-    unsigned mask;  /* of parameters, or of units */
+    unsigned mask;  /* of parameters, of units, or of the ranks that have a micro-batch */
     uint32_t salt;  /* of values */
     bool flag;      /* training pass; patchwork values; poisoned gradients; clipping; ... */
     int nomem;      /* > 0: on `rank` the n-th allocation fails */

@@ -7,7 +7,7 @@ static const struct {
     call_kind kind;
     int within, without; /* how often, while a pass is open and while none is */
 } habits[] = {
-    { CALL_PASS_BEGIN, 4, 120 },    { CALL_PASS_END, 10, 0 },        { CALL_PASS_CANCEL, 1, 0 },    { CALL_WEIGHT, 6, 0 },         { CALL_FORWARD_BEGIN, 20, 0 },
+    { CALL_PASS_BEGIN, 4, 100 },    { CALL_JOINED_BEGIN, 0, 20 },    { CALL_PASS_END, 10, 0 },        { CALL_PASS_CANCEL, 1, 0 },    { CALL_WEIGHT, 6, 0 },         { CALL_FORWARD_BEGIN, 20, 0 },
     { CALL_FORWARD_END, 40, 0 },   { CALL_RECOMPUTE_BEGIN, 6, 0 },  { CALL_RECOMPUTE_END, 12, 0 }, { CALL_BACKWARD_BEGIN, 80, 0 }, { CALL_BACKWARD_END, 40, 0 },
     { CALL_GRAD, 6, 0 },           { CALL_PEEK, 8, 6 },             { CALL_PREFETCH, 8, 4 },        { CALL_UNSHARD, 3, 6 },        { CALL_RESHARD, 3, 4 },
     { CALL_READ, 0, 12 },          { CALL_READ_ALL, 0, 3 },       { CALL_SUMMON_READ, 0, 10 },
@@ -51,9 +51,27 @@ static call make_up(rng *g, const model *m, call_kind kind)
     if (ONE_OF(kind, CALL_PASS_BEGIN)) c.flag = !one_in(g, 5);
     if (kind == CALL_SYNC) c.flag = !one_in(g, 4); /* off */
     if (ONE_OF(kind, CALL_STEP_END, CALL_STEP_CANCEL, CALL_STEP_NORM, CALL_STEP_WRITE) && one_in(g, 2)) c.mask = model_in_step(m);
+    if (kind == CALL_JOINED_BEGIN) {
+        c.mask = one_in(g, 8) ? 0 : draw(g) % (1u << m->ranks);
+        c.flag = !one_in(g, 4);
+        return c;
+    }
     for (int k = 0; k < MODEL_UNITS; k++)
         if (!m->unit[k].exists && !ONE_OF(kind, CALL_RENEW, CALL_OPTIM_RENEW)) c.mask &= ONE_OF(kind, CALL_BACKWARD_BEGIN, CALL_GRAD) ? ~0u : ~(1u << k);
     return c;
+}
+
+/* In passes that others have joined there may be nothing but what these can follow. */
+static bool can_be_followed(const model *m, const call *c)
+{
+    fsdp_status want = model_expects(m, c);
+    if (want == FSDP_ERR_STATE || want == FSDP_ERR_INVALID || want == FSDP_ERR_NOMEM) return true;
+    if (c->kind == CALL_PASS_BEGIN) /* one of a kind */
+        for (int p = 0; p < MODEL_PASSES; p++)
+            if (m->pass[p].open && m->pass[p].train == c->flag) return false;
+    if (c->kind == CALL_RESET) return (m->leaders & (m->leaders - 1)) == 0; /* others would be told in the call before */
+    return ONE_OF(c->kind, CALL_PASS_BEGIN, CALL_PASS_END, CALL_PASS_CANCEL, CALL_WEIGHT, CALL_SYNC, CALL_FORWARD_BEGIN, CALL_FORWARD_END, CALL_RECOMPUTE_BEGIN, CALL_RECOMPUTE_END,
+                  CALL_BACKWARD_BEGIN, CALL_BACKWARD_END, CALL_GRAD, CALL_PEEK, CALL_PREFETCH, CALL_UNSHARD, CALL_RESHARD, CALL_PENDING, CALL_EMA_READ, CALL_KERNEL_FAILS);
 }
 
 /* What the plain program has no answer to, or no room for. */
@@ -63,10 +81,12 @@ static bool makes_sense(const model *m, const call *c)
     const model_pass *p = &m->pass[c->pass];
     bool steps = ONE_OF(c->kind, CALL_STEP_BEGIN, CALL_STEP_WRITE, CALL_STEP_NORM, CALL_STEP_END, CALL_STEP_CANCEL);
     if (steps && c->mask == 0) return false;
-    if (!u->exists && !ONE_OF(c->kind, CALL_RENEW, CALL_RESET, CALL_BARRIER, CALL_READ_ALL, CALL_OPTIM_STEP, CALL_OPTIM_RENEW, CALL_EMA_RENEW, CALL_EMA_UPDATE, CALL_EMA_READ, CALL_SWAP_IN, CALL_SWAP_OUT, CALL_CAP) && !steps) return false;
+    if (!u->exists && !ONE_OF(c->kind, CALL_RENEW, CALL_RESET, CALL_BARRIER, CALL_READ_ALL, CALL_OPTIM_STEP, CALL_OPTIM_RENEW, CALL_JOINED_BEGIN, CALL_EMA_RENEW, CALL_EMA_UPDATE, CALL_EMA_READ, CALL_SWAP_IN, CALL_SWAP_OUT, CALL_CAP) && !steps) return false;
     if (model_room_of(m, c) == MODEL_UNSURE) return false;
+    if (m->leaders != 0 && !can_be_followed(m, c)) return false;
     switch (c->kind) {
     case CALL_PASS_BEGIN: return !p->open;
+    case CALL_JOINED_BEGIN: return model_open_passes(m) == 0 && model_expects(m, c) == FSDP_OK;
     case CALL_FORWARD_BEGIN: return p->open && model_open_uses(m, c->pass) < 6 && p->use[c->unit].forwards < 6;
     case CALL_BACKWARD_BEGIN: return p->use[c->unit].rounds < MODEL_ROUNDS && u->weights < MODEL_WEIGHTS;
     case CALL_PASS_END: return p->open;
@@ -103,7 +123,7 @@ static bool makes_sense(const model *m, const call *c)
 static bool is_for_later(long n, call_kind k)
 {
     enum { PHASE = 40 };
-    return n / PHASE % 2 == 1 && ONE_OF(k, CALL_PASS_BEGIN, CALL_FORWARD_BEGIN, CALL_RECOMPUTE_BEGIN, CALL_PASS_CANCEL, CALL_KERNEL_FAILS, CALL_STRAY, CALL_RESET);
+    return n / PHASE % 2 == 1 && ONE_OF(k, CALL_PASS_BEGIN, CALL_JOINED_BEGIN, CALL_FORWARD_BEGIN, CALL_RECOMPUTE_BEGIN, CALL_PASS_CANCEL, CALL_KERNEL_FAILS, CALL_STRAY, CALL_RESET);
 }
 
 static void note(plan *p, call_kind kind, int unit)
@@ -129,7 +149,7 @@ static void make_plan(rng *g, plan *p)
     for (int i = 0; i < n; i++) order[i] = below(g, MODEL_UNITS); /* some twice */
     bool nested = one_in(g, 2), in_turns = !nested && one_in(g, 2), saves = one_in(g, 12);
     *p = (plan){ .pass = below(g, MODEL_PASSES) };
-    note(p, CALL_PASS_BEGIN, 0);
+    note(p, one_in(g, 4) ? CALL_JOINED_BEGIN : CALL_PASS_BEGIN, 0);
     if (one_in(g, 2)) note(p, CALL_WEIGHT, 0);
     if (one_in(g, 3)) note(p, CALL_SYNC, 0);
     for (int i = 0; i < n; i++) {
@@ -162,7 +182,7 @@ static bool next_of_plan(rng *g, const model *m, plan *p, call *c)
     c->unit = p->turn[p->at++].unit;
     c->param = m->unit[c->unit].params > 0 ? c->param % m->unit[c->unit].params : 0;
     c->pass = p->pass;
-    if (c->kind == CALL_PASS_BEGIN) c->flag = true;
+    if (ONE_OF(c->kind, CALL_PASS_BEGIN, CALL_JOINED_BEGIN)) c->flag = true;
     if (c->kind == CALL_OPTIM_STEP) c->other = p->at % 2; /* the one, then the other */
     return makes_sense(m, c) && model_expects(m, c) == FSDP_OK;
 }
@@ -186,7 +206,7 @@ call choose_call(rng *g, const model *m, plan *p, bool injects, long n)
         if (!makes_sense(m, &c)) continue;
         fsdp_status want = model_expects(m, &c);
         if (want == FSDP_ERR_STATE && (!probe || ONE_OF(c.kind, CALL_WRITE, CALL_STEP_WRITE, CALL_RENEW, CALL_CREATE_DIFFERS, CALL_READ_ALL)) && c.kind != CALL_PEEK && !lost) continue;
-        if (injects && want == FSDP_OK && one_in(g, planned ? 60 : 16)) c.nomem = 1 + below(g, 12);
+        if (injects && m->leaders == 0 && want == FSDP_OK && one_in(g, planned ? 60 : 16)) c.nomem = 1 + below(g, 12);
         return c;
     }
 }

@@ -107,6 +107,29 @@ static fsdp_status begin_pass(run *r, const call *c)
     return FSDP_OK;
 }
 
+/* Some have a micro-batch; the others join the first of these until its passes have ended, and only then come to the calls in them. */
+static fsdp_status begin_joined(run *r, const call *c)
+{
+    int first, want = -1;
+    for (int k = r->size - 1; k >= 0; k--)
+        if (c->mask >> k & 1) want = k;
+    FSDP_TRY(fsdp_comm_ask_more(r->comm, c->mask >> r->rank & 1, &first));
+    FSDP_FAIL_IF(first != want, FSDP_ERR_INTERNAL, "rank %d: rank %d is the first that has more, not %d", r->rank, first, want);
+    if (first < 0) return FSDP_OK;
+    if (c->mask >> r->rank & 1) return begin_pass(r, c);
+    r->joined = fsdp_pass_join(r->comm, first);
+    return FSDP_OK;
+}
+
+/* A reset ended it, or the end of the last pass. */
+fsdp_status make_joined(run *r, const call *c, fsdp_status want)
+{
+    bool resets = c->kind == CALL_RESET, ends = resets || (ONE_OF(c->kind, CALL_PASS_END, CALL_PASS_CANCEL, CALL_KERNEL_FAILS) && want == FSDP_OK && model_open_passes(r->m) == 1);
+    if (!ends) return want;
+    FSDP_FAIL_IF(r->joined != (resets ? FSDP_ERR_COMM : FSDP_OK), FSDP_ERR_INTERNAL, "rank %d: joining passes returned %s: %s", r->rank, fsdp_status_name(r->joined), fsdp_last_error_message());
+    return resets ? reset(r) : want;
+}
+
 static fsdp_status end_pass(run *r, const call *c)
 {
     float want = r->m->pass[c->pass].number[r->rank];
@@ -131,7 +154,7 @@ fsdp_status reset(run *r)
     memset(r->pass, 0, sizeof(r->pass));
     FSDP_TRY(fsdp_comm_reset(r->comm));
     double gone[MODEL_UNITS], all[MODEL_UNITS];
-    bool may_go = r->now.kind == CALL_STRAY || r->now.nomem > 0 || strcmp(r->c->device, "guard") == 0 || r->storage != NULL;
+    bool may_go = r->now.kind == CALL_STRAY || r->m->leaders != 0 || r->now.nomem > 0 || strcmp(r->c->device, "guard") == 0 || r->storage != NULL;
     for (int u = 0; u < MODEL_UNITS; u++) {
         bool has = r->unit[u] != NULL && fsdpi_unsent_any(r->unit[u]), had = r->unit[u] != NULL && model_has_unsent(r->m, u);
         FSDP_FAIL_IF(has && !had, FSDP_ERR_INTERNAL, "rank %d: unit %d has gradients of passes without sync that do not count", r->rank, u);
@@ -179,6 +202,7 @@ fsdp_status make(run *r, const call *c)
     fsdp_pass *p = r->pass[c->pass];
     switch (c->kind) {
     case CALL_PASS_BEGIN: return begin_pass(r, c);
+    case CALL_JOINED_BEGIN: return begin_joined(r, c);
     case CALL_PASS_END: return end_pass(r, c);
     case CALL_PASS_CANCEL: return cancel_pass(r, c->pass);
     case CALL_WEIGHT: fsdp_pass_add_weight(p, (c->salt + (uint32_t)r->rank) % 7); return FSDP_OK;
@@ -262,6 +286,18 @@ bool can_fail(const run *r, call_kind k)
 }
 
 /* Alone: what failed in a pass costs the pass, everything else is done again. Among others: a reset mends it. */
+fsdp_status cancel_passes(run *r)
+{
+    bool joined = model_has_joined(r->m, r->rank);
+    FSDP_FAIL_IF(joined && r->joined != FSDP_OK, FSDP_ERR_INTERNAL, "rank %d: joining passes returned %s: %s", r->rank, fsdp_status_name(r->joined), fsdp_last_error_message());
+    for (int p = 0; p < MODEL_PASSES; p++) {
+        if (!r->m->pass[p].open) continue;
+        if (!joined) FSDP_TRY(cancel_pass(r, p));
+        model_apply(r->m, &(call){ .kind = CALL_PASS_CANCEL, .pass = p });
+    }
+    return FSDP_OK;
+}
+
 fsdp_status make_without_memory(run *r, const call *c, bool *applies)
 {
     *applies = true;

@@ -24,6 +24,7 @@ typedef struct run {
     fsdp_device *device, *storage; /* storage: another one, or NULL */
     fsdp_unit *unit[MODEL_UNITS];
     fsdp_pass *pass[MODEL_PASSES];
+    fsdp_status joined; /* how it was to join others' passes */
     float *number; /* of each pass: host memory for kernels */
     fsdp_optim *optim[2]; /* SGD, AdamW */
     fsdp_ema *ema;        /* NULL: none */
@@ -34,10 +35,14 @@ typedef struct run {
 
 /* Makes it, and looks at what can be seen of it. Its status is the library's, or FSDP_ERR_INTERNAL with what is wrong. */
 fsdp_status make(run *r, const call *c);
+/* The same on a rank that has joined the passes that are open: it was done as the others did it. */
+fsdp_status make_joined(run *r, const call *c, fsdp_status want);
 /* Whether an allocation may fail in such a call; and the same with one that fails. *applies: whether it came about after all. */
 bool can_fail(const run *r, call_kind k);
 fsdp_status make_without_memory(run *r, const call *c, bool *applies);
 
+/* Drops passes that are still open. */
+fsdp_status cancel_passes(run *r);
 void be_late(run *r);
 fsdp_status reset(run *r);
 fsdp_status read_all(run *r);

@@ -129,6 +129,11 @@ bool model_rank_keeps_any(const model *m, int unit, int rank)
     return false;
 }
 
+bool model_has_joined(const model *m, int rank)
+{
+    return m->leaders != 0 && !(m->leaders >> rank & 1);
+}
+
 int model_open_passes(const model *m)
 {
     int n = 0;
@@ -350,6 +355,7 @@ static bool allowed(const model *m, const call *c)
     const model_use *x = p != NULL ? &p->use[c->unit] : NULL;
     bool open = p != NULL && p->open;
     switch (c->kind) {
+    case CALL_JOINED_BEGIN:
     case CALL_PASS_BEGIN:
         for (int i = 0; i < MODEL_UNITS; i++)
             if (m->unit[i].exists && (m->unit[i].summons > 0 || m->unit[i].in_step)) return false;
@@ -483,6 +489,7 @@ static void drop_pass(model *m, int pass)
         m->unit[k].open = false;
     }
     memset(&m->pass[pass], 0, sizeof(m->pass[pass]));
+    if (model_open_passes(m) == 0) m->leaders = 0;
 }
 
 static void end_pass(model *m, int pass)
@@ -493,6 +500,11 @@ static void end_pass(model *m, int pass)
         model_commit(m, pass, k);
     }
     drop_pass(m, pass);
+}
+
+static void begin_pass(model *m, const call *c)
+{
+    m->pass[c->pass] = (model_pass){ .open = true, .train = c->flag, .serial = m->passes_begun++ };
 }
 
 static void begin_backward(model *m, const call *c)
@@ -633,16 +645,16 @@ void model_apply(model *m, const call *c)
     model_pass *p = &m->pass[c->pass >= 0 ? c->pass : 0];
     unpin(m, c);
     switch (c->kind) {
-    case CALL_PASS_BEGIN:
-        memset(p, 0, sizeof(*p));
-        p->open = true;
-        p->train = c->flag;
-        p->serial = m->passes_begun++;
+    case CALL_JOINED_BEGIN:
+        if (c->mask == 0) break; /* nobody has any */
+        m->leaders = c->mask == (1u << m->ranks) - 1 ? 0 : c->mask;
+        begin_pass(m, c);
         break;
+    case CALL_PASS_BEGIN: begin_pass(m, c); break;
     case CALL_PASS_END: end_pass(m, c->pass); break;
     case CALL_PASS_CANCEL: drop_pass(m, c->pass); break;
     case CALL_WEIGHT:
-        for (int r = 0; r < m->ranks; r++) p->weight += (c->salt + (uint32_t)r) % 7;
+        for (int r = 0; r < m->ranks; r++) p->weight += model_has_joined(m, r) ? 0 : (c->salt + (uint32_t)r) % 7;
         break;
     case CALL_SYNC: p->unsynced = c->flag; break;
     case CALL_FREEZE: u->frozen[c->param] = c->flag; break;

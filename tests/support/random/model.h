@@ -78,6 +78,7 @@ typedef struct model {
     int64_t cap;   /* 0: none */
     bool offloads; /* some units are kept on another device */
     uint64_t passes_begun;
+    unsigned leaders; /* the ranks that have the passes that are open, while others have joined them; 0: all have */
     model_unit unit[MODEL_UNITS];
     model_pass pass[MODEL_PASSES];
     /* What was saved. */
@@ -109,6 +110,8 @@ bool model_has_unsent(const model *m, int unit);
 bool model_own(const model *m, int unit, int rank, float out[MODEL_TOTAL]);
 bool model_reduced(const model *m, int unit, float out[MODEL_TOTAL]);
 
+/* Whether a rank takes part in the open passes by having joined them. */
+bool model_has_joined(const model *m, int rank);
 int model_open_passes(const model *m);
 int model_open_uses(const model *m, int pass);
 /* Whether on this rank somebody holds the unit for sure; whether it is sharded for sure. */

@@ -112,7 +112,7 @@ void model_post(model *m, int pass, int unit)
     model_use *x = &m->pass[pass].use[unit];
     for (int r = 0; r < m->ranks; r++)
         for (int i = 0; i < u->params; i++)
-            for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) x->posted[x->rounds][r][j] = u->touched[i] ? u->window[r][j] : 0;
+            for (int j = u->at[i]; j < u->at[i] + u->numel[i]; j++) x->posted[x->rounds][r][j] = u->touched[i] && !model_has_joined(m, r) ? u->window[r][j] : 0;
     x->rounds++;
     u->open = false;
 }
