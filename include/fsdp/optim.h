@@ -32,7 +32,8 @@ typedef struct fsdp_sgd_opts {
     int group_count;
     /* Where state (momentum) is kept. NULL: where each unit's slices are, its storage device. Another: in a step a unit's is copied to its
      * slices, updated there and copied back, while others are updated; so slices may be on a device whose memory is dear, and state in
-     * the host's (fsdp_device_cpu()). One of the two must be the host's memory: FSDP_ERR_UNSUPPORTED. The bits are the same. */
+     * the host's (fsdp_device_cpu()). One of the two must be the host's memory: FSDP_ERR_UNSUPPORTED. The bits are the same. Beside the
+     * slices that takes twice the state of the largest unit. The units' communicators keep the device alive. */
     fsdp_device *state_device;
 } fsdp_sgd_opts;
 
@@ -74,8 +75,8 @@ typedef struct fsdp_step_opts {
 /* Updates all units' parameters from the gradients since the last step, and drops these. Units without gradients, and frozen
  * parameters, are left alone. FSDP_ERR_NONFINITE where the norm is infinite or NaN: names unit and parameter; parameters and
  * state are as before, the gradients are dropped. With a scaler that can back off such a step is skipped instead, and that is FSDP_OK.
- * Other errors before the update: all is as before, gradients too; that one rank has no memory for state is told to all. A device that fails in the update leaves its units in
- * the step: fsdp_comm_reset() ends it. */
+ * Other errors before the update: all is as before, gradients too; that one rank has no memory for state is told to all. A device
+ * that fails in the update leaves its units in the step: fsdp_comm_reset() ends it. */
 FSDP_API fsdp_status fsdp_optim_step(fsdp_optim *optim, const fsdp_step_opts *opts) FSDP_NODISCARD;
 
 /* Not collective, but the same on every rank. */
@@ -83,7 +84,7 @@ FSDP_API void fsdp_optim_set_lr(fsdp_optim *optim, float lr);
 FSDP_API float fsdp_optim_lr(const fsdp_optim *optim);
 
 /* Not collective. The state, for files: kinds "momentum" (SGD), "exp_avg" and "exp_avg_sq" (AdamW). *state: address of
- * fsdp_unit_slice_numel(unit) floats, on the state device, indexed as fsdp_slice.state_offset says; borrowed. Read and write it with
+ * fsdp_unit_slice_numel(unit) floats, where state is kept, indexed as fsdp_slice.state_offset says; borrowed. Read and write it with
  * fsdp_optim_state_stream(). Where the unit has none yet it is made, of zeros: FSDP_ERR_NOMEM. */
 FSDP_API int fsdp_optim_state_kinds(const fsdp_optim *optim);
 FSDP_API const char *fsdp_optim_state_name(const fsdp_optim *optim, int kind);

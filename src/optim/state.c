@@ -57,7 +57,8 @@ fsdp_status fsdpi_state_make(fsdpi_part *p)
         st = fsdpi_stream_fill(fsdpi_state_stream(p), s, 0, bytes);
     }
     if (st == FSDP_OK) return FSDP_OK;
-    if (fsdpi_state_is_apart(p)) FSDP_TRY(settle(via_of(p)));
+    fsdp_status queued = fsdpi_state_is_apart(p) ? settle(via_of(p)) : FSDP_OK;
+    if (queued != FSDP_OK) st = queued;
     give_back(p);
     FSDP_FAIL_IF(st == FSDP_ERR_NOMEM, st, "no memory for the optimizer's state of unit \"%s\": %d x %zu bytes", fsdp_unit_name(p->unit), p->kinds, bytes);
     return fsdp_error_through(st, __func__, __FILE__, __LINE__);
@@ -127,8 +128,8 @@ fsdp_status fsdpi_desks_fit(fsdpi_desk **desks, const fsdpi_part *part, int coun
                 most = fsdp_unit_slice_numel(part[j].unit);
         fsdp_status st = grow(d, p->kinds, most);
         if (st == FSDP_OK) continue;
-        FSDP_FAIL_IF(st == FSDP_ERR_NOMEM, st, "no memory to update the optimizer's state of unit \"%s\" where its slices are: %d x %zu bytes", fsdp_unit_name(p->unit),
-                     2 * p->kinds, (size_t)most * sizeof(float));
+        FSDP_FAIL_IF(st == FSDP_ERR_NOMEM, st, "no memory to update the optimizer's state of unit \"%s\" where its slices are: %d x %zu bytes",
+                     fsdp_unit_name(p->unit), 2 * p->kinds, (size_t)most * sizeof(float));
         return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     }
     return FSDP_OK;
@@ -177,7 +178,7 @@ static fsdp_status update_over(const fsdpi_desk *d, fsdpi_part *part, int count,
     FSDP_TRY(bring(d, p, 0));
     for (int side = 0; p != NULL; side = !side) {
         next = find(d, part, count, (int)(p - part) + 1);
-        FSDP_TRY(fsdpi_stream_wait_stream(d->store->compute, d->via->comm)); /* before more is copied: compute waits for p alone */
+        FSDP_TRY(fsdpi_stream_wait_stream(d->store->compute, d->via->comm)); /* before more is copied: for p, not for the next one */
         if (before != NULL) FSDP_TRY(take_back(d, before, !side));
         if (next != NULL) FSDP_TRY(bring(d, next, !side));
         FSDP_TRY(update(p, d->side[side], arg));

@@ -84,7 +84,8 @@ static void test_same_bytes_as_zeros(void **state)
     char folder[300];
     snprintf(folder, sizeof(folder), "%s", scratch("bytes"));
     assert_int_equal(mkdir(folder, 0700), 0);
-    in_corners(both_ways, &(corners){ .ranks = (const int[]){ 1, 3, 0 }, .arg = folder, .after = clear, .all_modes = true, .threads_only = true, .device = "cpu" });
+    const corners on_host = { .ranks = (const int[]){ 1, 3, 0 }, .arg = folder, .after = clear, .all_modes = true, .threads_only = true, .device = "cpu" };
+    in_corners(both_ways, &on_host);
     in_corners(both_ways, &(corners){ .ranks = (const int[]){ 2, 0 }, .arg = folder, .after = clear, .threads_only = true, .device = "guard" });
 }
 
@@ -164,7 +165,8 @@ static void on_threads(int ranks, fsdp_rank_fn fn, handed *h)
 {
     fsdp_launch_opts o = { .ranks = ranks, .ranks_are_threads = true, .threads = 1, .timeout_s = 20 };
     if (fsdp_launch(&o, fn, h) != FSDP_OK)
-        fail_msg("%d ranks, mode %s, trunk trained %d, by folder %d, frozen %d: %s", ranks, fsdp_mode_name(h->mode), h->trained, h->by_folder, h->frozen, fsdp_last_error());
+        fail_msg("%d ranks, mode %s, trunk trained %d, by folder %d, frozen %d: %s", ranks, fsdp_mode_name(h->mode), h->trained, h->by_folder, h->frozen,
+                 fsdp_last_error());
 }
 
 static void test_loaded_anywhere(void **state)

@@ -85,8 +85,8 @@ static fsdp_status live(fsdp_comm *comm, void *arg)
     fsdp_state *sharded, *full, *again;
     for (int i = 0; i < 2; i++) snprintf(folder[i], sizeof(folder[i]), "%s/%d", p->folder, i);
     snprintf(path, sizeof(path), "%s/step-00000001", folder[1]);
-    FSDP_TRY(saved_mini_open(&s, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .storage = p->storage, .state = p->state, .grads = p->grads, .sgd = p->sgd,
-                                                     .shards = p->halves ? fsdp_comm_size(comm) / 2 : 0 }));
+    FSDP_TRY(saved_mini_open(&s, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .storage = p->storage, .state = p->state, .grads = p->grads,
+                                                     .sgd = p->sgd, .shards = p->halves ? fsdp_comm_size(comm) / 2 : 0 }));
     FSDP_TRY(mini_step(&s.m, MINI_NESTED, 0, LEAVES));
     FSDP_TRY(fsdp_comm_reset(comm));
     FSDP_TRY(freeze(&s, true));
@@ -131,7 +131,8 @@ static void test_the_same_bits_wherever_state_is_kept(void **state)
     /* compute, slices, state, sums of gradients */
     static const struct {
         const char *device, *storage, *state, *grads;
-    } places[] = { { "guard", NULL, "cpu", NULL }, { "cpu", NULL, "guard", NULL }, { "guard", "cpu", "guard", NULL }, { "cpu", "guard", "cpu", NULL }, { "guard", NULL, "cpu", "cpu" } };
+    } places[] = { { "guard", NULL, "cpu", NULL }, { "cpu", NULL, "guard", NULL }, { "guard", "cpu", "guard", NULL }, { "cpu", "guard", "cpu", NULL },
+                   { "guard", NULL, "cpu", "cpu" } };
     static const int ranks[] = { 1, 2, 3, 4 };
     result *want = shared_alloc(sizeof(*want)), *got = shared_alloc(sizeof(*got));
     char folder[300];
@@ -144,8 +145,8 @@ static void test_the_same_bits_wherever_state_is_kept(void **state)
         if (in_corner(live, &one) != FSDP_OK) fail_msg("one rank: %s", fsdp_last_error());
         clear(folder);
         for (int k = 0; k < 40; k += SANITIZED ? 7 : sgd ? 3 : 1) {
-            corner c = { .transport = k / 5 % 2 ? "copy" : "shm", .device = places[k % 5].device, .mode = (fsdp_mode)(k / 10), .ranks = ranks[(k / 5 + k + sgd) % 4],
-                         .threads = k % 3 == 0 || !CAN_FORK, .arg = &p, .shared = got };
+            corner c = { .transport = k / 5 % 2 ? "copy" : "shm", .device = places[k % 5].device, .mode = (fsdp_mode)(k / 10),
+                         .ranks = ranks[(k / 5 + k + sgd) % 4], .threads = k % 3 == 0 || !CAN_FORK, .arg = &p, .shared = got };
             p.storage = places[k % 5].storage;
             p.state = places[k % 5].state;
             p.grads = places[k % 5].grads;
@@ -184,8 +185,8 @@ static fsdp_status one_pass(fsdp_comm *comm, fsdp_unit *unit[UNITS][2], int step
             FSDP_TRY(fsdp_unit_begin_forward(x, pass));
             FSDP_TRY(fsdp_unit_end_forward(x, pass));
             FSDP_TRY(fsdp_unit_begin_backward(x, pass));
-            /* bytes that make a small number */
-            FSDP_TRY(fsdpi_stream_fill(fsdp_unit_stream(x), fsdp_unit_grad(x, 0, &beta), 0x3a + (u + step) % 4, (size_t)fsdp_unit_param_numel(x, 0) * sizeof(float)));
+            size_t bytes = (size_t)fsdp_unit_param_numel(x, 0) * sizeof(float);
+            FSDP_TRY(fsdpi_stream_fill(fsdp_unit_stream(x), fsdp_unit_grad(x, 0, &beta), 0x3a + (u + step) % 4, bytes)); /* they make small numbers */
             FSDP_TRY(fsdp_unit_end_backward(x, pass));
         }
     return fsdp_pass_end(pass);
