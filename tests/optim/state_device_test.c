@@ -308,7 +308,7 @@ static fsdp_status at_once(fsdp_comm *comm, void *arg)
 static void test_used_at_once(void **state)
 {
     (void)state;
-    in_corners(at_once, &(corners){ .ranks = (const int[]){ 1, 2, 0 }, .processes_only = true });
+    in_corners(at_once, &(corners){ .ranks = (const int[]){ 1, 2, 0 }, .processes_only = CAN_FORK });
 }
 
 /* ---- bytes ---- */
