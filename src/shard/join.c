@@ -73,10 +73,9 @@ static fsdp_unit *unit_of(const follower *f, const fsdpi_tag *t)
 }
 
 /* What a unit does in the pass. */
-static fsdp_status use(follower *f, const fsdpi_tag *t)
+static fsdp_status use_unit(follower *f, fsdp_unit *u, const fsdpi_tag *t)
 {
     fsdp_pass *pass = f->open[FSDP_PASS_TRAIN] != NULL ? f->open[FSDP_PASS_TRAIN] : f->open[FSDP_PASS_EVAL];
-    fsdp_unit *u = unit_of(f, t);
     FSDP_FAIL_IF(u == NULL || pass == NULL, FSDP_ERR_STATE, "fsdp_pass_join: rank %d: %s of \"%s\", outside of a pass", f->leader, fsdpi_op_name(t->op), t->name);
     f->rt->about = pass->number + 1;
     if (t->op == FSDPI_OP_REDUCE || t->op == FSDPI_OP_KEEP) {
@@ -94,6 +93,14 @@ static fsdp_status use(follower *f, const fsdpi_tag *t)
     FSDP_TRY(fsdpi_pass_use(pass, u, &unused));
     FSDP_TRY(fsdpi_unit_tag(u, (fsdpi_op)t->op));
     return t->op == FSDPI_OP_BACKWARD ? fsdpi_grad_open(u, pass) : FSDP_OK;
+}
+
+static fsdp_status use(follower *f, const fsdpi_tag *t)
+{
+    fsdp_unit *u = unit_of(f, t);
+    FSDP_TRY(use_unit(f, u, t));
+    fsdpi_unit_check(u);
+    return FSDP_OK;
 }
 
 /* It may outlast the pass: this rank does the same. */
