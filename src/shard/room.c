@@ -53,13 +53,17 @@ static bool can_go(const fsdp_unit *u)
     return u->whole_private && (u->residency == FSDPI_AHEAD || (u->residency == FSDPI_KEPT && !u->pinned));
 }
 
+static bool is_held_on_0(const fsdp_unit *u)
+{
+    return u->summons > 0 && u->summon_absent && !u->summon.host && u->holders == 0;
+}
+
 /* What a summon for rank 0 alone holds there counts on every rank: all must decide the same. But of a unit that is gathered here. */
 static size_t held_on_0(const fsdpi_runtime *rt, const fsdp_unit *but)
 {
     size_t bytes = 0;
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) {
-        bool there = u->summons > 0 && u->summon_absent && !u->summon.host && u->holders == 0;
-        if (u == but || !there) continue;
+        if (u == but || !is_held_on_0(u)) continue;
         size_t all = taken(u, true), here = can_go(u) ? 0 : u->whole_bytes; /* by hand */
         bytes += all > here ? all - here : 0;
     }
@@ -142,9 +146,8 @@ fsdp_status fsdp_comm_set_max_unsharded(fsdp_comm *comm, int64_t bytes)
     FSDP_TRY(fsdpi_runtime_of(&rt, comm));
     FSDP_FAIL_IF(rt->passes != NULL, FSDP_ERR_STATE, "fsdp_comm_set_max_unsharded: a pass is open: end it first");
     for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) FSDP_TRY(fsdpi_room_allows(u, (size_t)bytes, "fsdp_comm_set_max_unsharded"));
-    size_t held = held_on_0(rt, NULL);
-    for (const fsdp_unit *u = rt->units; u != NULL; u = u->following)
-        if (u->holders > 0) held += u->whole_bytes;
+    size_t held = 0;
+    for (const fsdp_unit *u = rt->units; u != NULL; u = u->following) held += is_held_on_0(u) ? taken(u, true) : u->holders > 0 ? u->whole_bytes : 0;
     FSDP_FAIL_IF(bytes > 0 && held > (size_t)bytes, FSDP_ERR_NOMEM, "fsdp_comm_set_max_unsharded: %lld bytes, but units that are summoned hold %zu: end the summons first, or allow more",
                  (long long)bytes, held);
     FSDP_TRY(fsdpi_comm_tag(comm, FSDPI_OP_CAP, NULL, (uint64_t)bytes));

@@ -430,6 +430,8 @@ static fsdp_status held_on_rank_0(fsdp_comm *comm, void *arg)
     FSDP_TRY(fsdp_unit_summon_begin(root, &alone));
     FSDP_TRY(fsdp_unit_summon_begin(big, &alone));
     rank_check(fsdp_comm_set_max_unsharded(comm, whole(&m, MINI_BIG)) == FSDP_ERR_NOMEM && strstr(fsdp_last_error_message(), "end the summons first") != NULL);
+    FSDP_TRY(fsdp_unit_unshard(root)); /* on other ranks, too: it counts once */
+    rank_check(fsdp_comm_set_max_unsharded(comm, whole(&m, MINI_BIG)) == FSDP_ERR_NOMEM);
     FSDP_TRY(fsdp_unit_summon_end(big));
     FSDP_TRY(fsdp_comm_set_max_unsharded(comm, whole(&m, MINI_ROOT) + whole(&m, MINI_BIG) - 1));
     rank_check(fsdp_unit_unshard(big) == FSDP_ERR_NOMEM && fsdp_unit_summon_begin(big, NULL) == FSDP_ERR_NOMEM);
