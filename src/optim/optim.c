@@ -23,7 +23,7 @@ struct fsdp_optim {
     int states;
     fsdp_unit **units;
     fsdpi_part *part;
-    fsdpi_desk *desks; /* where state passes that lies elsewhere than slices */
+    fsdpi_staging *staging; /* where state passes that lies elsewhere than slices */
     fsdp_device *state_device;
     int count;
 };
@@ -95,7 +95,7 @@ static fsdp_status make(fsdp_optim **out, const fsdp_optim *like, fsdp_unit_list
         o->units[i] = units.units[i];
         FSDP_TRY_GOTO(init_part(o, &o->part[i], units.units[i], groups, count), fail);
     }
-    FSDP_TRY_GOTO(fsdpi_desks_fit(&o->desks, o->part, o->count), fail);
+    FSDP_TRY_GOTO(fsdpi_staging_fit(&o->staging, o->part, o->count), fail);
     *out = o;
     return FSDP_OK;
 fail:
@@ -171,7 +171,7 @@ void fsdp_optim_destroy(fsdp_optim *o)
         fsdpi_free(p->decay);
         fsdpi_free(p->lr_scale);
     }
-    fsdpi_desks_drop(o->desks);
+    fsdpi_staging_drop(o->staging);
     fsdpi_free(o->part);
     fsdpi_free(o->units);
     fsdpi_free(o);
@@ -389,7 +389,7 @@ static fsdp_status update_all(fsdp_optim *o, float scale)
         fsdpi_part *p = &o->part[i];
         if (p->unit->step_grad != NULL && !fsdpi_state_is_apart(p)) FSDP_TRY(update_part(p, p->state, &up));
     }
-    return fsdpi_desks_update(o->desks, o->part, o->count, update_part, &up);
+    return fsdpi_staging_update(o->staging, o->part, o->count, update_part, &up);
 }
 
 /* State of what is updated for the first time, and a place to update it. */
@@ -397,7 +397,7 @@ static fsdp_status take_memory(fsdp_optim *o)
 {
     for (int i = 0; i < o->count; i++)
         if (o->part[i].unit->step_grad != NULL && fsdpi_state_is_missing(&o->part[i])) FSDP_TRY(fsdpi_state_make(&o->part[i]));
-    return fsdpi_desks_fit(&o->desks, o->part, o->count);
+    return fsdpi_staging_fit(&o->staging, o->part, o->count);
 }
 
 fsdp_status fsdp_optim_step(fsdp_optim *o, const fsdp_step_opts *opts)

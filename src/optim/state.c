@@ -74,59 +74,59 @@ void fsdpi_state_drop(fsdpi_part *p)
     give_back(p);
 }
 
-/* ---- desks ---- */
+/* ---- staging ---- */
 
-static fsdp_status desk_of(fsdpi_desk **out, fsdpi_desk **desks, const fsdpi_part *p)
+static fsdp_status staging_of(fsdpi_staging **out, fsdpi_staging **staging, const fsdpi_part *p)
 {
-    fsdpi_desk *d = *desks;
-    while (d != NULL && d->store != p->unit->store) d = d->next;
-    if (d == NULL) {
-        FSDPI_NEW(d, 1);
-        *d = (fsdpi_desk){ .next = *desks, .store = p->unit->store, .via = via_of(p) };
-        *desks = d;
+    fsdpi_staging *g = *staging;
+    while (g != NULL && g->store != p->unit->store) g = g->next;
+    if (g == NULL) {
+        FSDPI_NEW(g, 1);
+        *g = (fsdpi_staging){ .next = *staging, .store = p->unit->store, .via = via_of(p) };
+        *staging = g;
     }
-    *out = d;
+    *out = g;
     return FSDP_OK;
 }
 
-static void clear(fsdpi_desk *d)
+static void clear(fsdpi_staging *g)
 {
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < FSDPI_STATE_KINDS; k++) {
-            fsdpi_arena_free(d->store->arena, d->side[i][k]);
-            d->side[i][k] = NULL;
+            fsdpi_arena_free(g->store->arena, g->buffer[i][k]);
+            g->buffer[i][k] = NULL;
         }
-    d->numel = 0;
+    g->numel = 0;
 }
 
 /* What it had is given back first, also where there is no more: the next step tries again. */
-static fsdp_status grow(fsdpi_desk *d, int kinds, int64_t numel)
+static fsdp_status grow(fsdpi_staging *g, int kinds, int64_t numel)
 {
-    if (d->numel > 0) FSDP_TRY(settle(d->via));
-    clear(d);
+    if (g->numel > 0) FSDP_TRY(settle(g->via));
+    clear(g);
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < kinds; k++) {
             void *block;
-            FSDP_TRY(fsdpi_arena_alloc(d->store->arena, (size_t)numel * sizeof(float), &block));
-            d->side[i][k] = block;
+            FSDP_TRY(fsdpi_arena_alloc(g->store->arena, (size_t)numel * sizeof(float), &block));
+            g->buffer[i][k] = block;
         }
-    d->numel = numel;
+    g->numel = numel;
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_desks_fit(fsdpi_desk **desks, const fsdpi_part *part, int count)
+fsdp_status fsdpi_staging_fit(fsdpi_staging **staging, const fsdpi_part *part, int count)
 {
     for (int i = 0; i < count; i++) {
         const fsdpi_part *p = &part[i];
-        fsdpi_desk *d;
+        fsdpi_staging *g;
         if (!fsdpi_state_is_apart(p) || fsdpi_state_is_missing(p)) continue;
-        FSDP_TRY(desk_of(&d, desks, p));
+        FSDP_TRY(staging_of(&g, staging, p));
         int64_t most = fsdp_unit_slice_numel(p->unit);
-        if (most <= d->numel) continue;
+        if (most <= g->numel) continue;
         for (int j = i + 1; j < count; j++) /* at once as large as it has to be */
-            if (part[j].unit->store == d->store && !fsdpi_state_is_missing(&part[j]) && fsdp_unit_slice_numel(part[j].unit) > most)
+            if (part[j].unit->store == g->store && !fsdpi_state_is_missing(&part[j]) && fsdp_unit_slice_numel(part[j].unit) > most)
                 most = fsdp_unit_slice_numel(part[j].unit);
-        fsdp_status st = grow(d, p->kinds, most);
+        fsdp_status st = grow(g, p->kinds, most);
         if (st == FSDP_OK) continue;
         FSDP_FAIL_IF(st == FSDP_ERR_NOMEM, st, "no memory to update the optimizer's state of unit \"%s\" where its slices are: %d x %zu bytes",
                      fsdp_unit_name(p->unit), 2 * p->kinds, (size_t)most * sizeof(float));
@@ -135,62 +135,62 @@ fsdp_status fsdpi_desks_fit(fsdpi_desk **desks, const fsdpi_part *part, int coun
     return FSDP_OK;
 }
 
-void fsdpi_desks_drop(fsdpi_desk *desks)
+void fsdpi_staging_drop(fsdpi_staging *staging)
 {
-    for (fsdpi_desk *d = desks, *next; d != NULL; d = next) {
-        next = d->next;
-        clear(d);
-        fsdpi_free(d);
+    for (fsdpi_staging *g = staging, *next; g != NULL; g = next) {
+        next = g->next;
+        clear(g);
+        fsdpi_free(g);
     }
 }
 
 /* ---- the step ---- */
 
-static fsdp_status bring(const fsdpi_desk *d, const fsdpi_part *p, int side)
+static fsdp_status bring(const fsdpi_staging *g, const fsdpi_part *p, int which)
 {
     size_t bytes = (size_t)fsdp_unit_slice_numel(p->unit) * sizeof(float);
-    for (int k = 0; k < p->kinds && bytes > 0; k++) FSDP_TRY(fsdp_stream_copy(d->via->comm, d->side[side][k], p->state[k], bytes));
+    for (int k = 0; k < p->kinds && bytes > 0; k++) FSDP_TRY(fsdp_stream_copy(g->via->comm, g->buffer[which][k], p->state[k], bytes));
     return FSDP_OK;
 }
 
-/* What compute has written to this side. */
-static fsdp_status take_back(const fsdpi_desk *d, const fsdpi_part *p, int side)
+/* What compute has written to this buffer. */
+static fsdp_status take_back(const fsdpi_staging *g, const fsdpi_part *p, int which)
 {
     size_t bytes = (size_t)fsdp_unit_slice_numel(p->unit) * sizeof(float);
-    FSDP_TRY(fsdpi_stream_wait_stream(d->via->comm, d->store->compute));
-    for (int k = 0; k < p->kinds && bytes > 0; k++) FSDP_TRY(fsdp_stream_copy(d->via->comm, p->state[k], d->side[side][k], bytes));
+    FSDP_TRY(fsdpi_stream_wait_stream(g->via->comm, g->store->compute));
+    for (int k = 0; k < p->kinds && bytes > 0; k++) FSDP_TRY(fsdp_stream_copy(g->via->comm, p->state[k], g->buffer[which][k], bytes));
     return FSDP_OK;
 }
 
-/* The first part from number i on that passes over this desk; NULL: there are no more. */
-static fsdpi_part *find(const fsdpi_desk *d, fsdpi_part *part, int count, int i)
+/* The first part from number i on that passes over it; NULL: there are no more. */
+static fsdpi_part *find(const fsdpi_staging *g, fsdpi_part *part, int count, int i)
 {
     for (; i < count; i++)
-        if (part[i].unit->store == d->store && fsdpi_state_is_apart(&part[i]) && part[i].unit->step_grad != NULL) return &part[i];
+        if (part[i].unit->store == g->store && fsdpi_state_is_apart(&part[i]) && part[i].unit->step_grad != NULL) return &part[i];
     return NULL;
 }
 
-static fsdp_status update_over(const fsdpi_desk *d, fsdpi_part *part, int count, fsdpi_update_fn update, void *arg)
+static fsdp_status update_over(const fsdpi_staging *g, fsdpi_part *part, int count, fsdpi_update_fn update, void *arg)
 {
-    fsdpi_part *before = NULL, *p = find(d, part, count, 0), *next;
+    fsdpi_part *before = NULL, *p = find(g, part, count, 0), *next;
     if (p == NULL) return FSDP_OK;
-    FSDP_TRY(fsdpi_stream_wait_stream(d->via->comm, d->via->compute));
-    FSDP_TRY(bring(d, p, 0));
-    for (int side = 0; p != NULL; side = !side) {
-        next = find(d, part, count, (int)(p - part) + 1);
-        FSDP_TRY(fsdpi_stream_wait_stream(d->store->compute, d->via->comm)); /* before more is copied: for p, not for the next one */
-        if (before != NULL) FSDP_TRY(take_back(d, before, !side));
-        if (next != NULL) FSDP_TRY(bring(d, next, !side));
-        FSDP_TRY(update(p, d->side[side], arg));
-        if (next == NULL) FSDP_TRY(take_back(d, p, side));
+    FSDP_TRY(fsdpi_stream_wait_stream(g->via->comm, g->via->compute));
+    FSDP_TRY(bring(g, p, 0));
+    for (int which = 0; p != NULL; which = !which) {
+        next = find(g, part, count, (int)(p - part) + 1);
+        FSDP_TRY(fsdpi_stream_wait_stream(g->store->compute, g->via->comm)); /* before more is copied: for p, not for the next one */
+        if (before != NULL) FSDP_TRY(take_back(g, before, !which));
+        if (next != NULL) FSDP_TRY(bring(g, next, !which));
+        FSDP_TRY(update(p, g->buffer[which], arg));
+        if (next == NULL) FSDP_TRY(take_back(g, p, which));
         before = p;
         p = next;
     }
-    return fsdpi_stream_wait_stream(d->via->compute, d->via->comm);
+    return fsdpi_stream_wait_stream(g->via->compute, g->via->comm);
 }
 
-fsdp_status fsdpi_desks_update(const fsdpi_desk *desks, fsdpi_part *part, int count, fsdpi_update_fn update, void *arg)
+fsdp_status fsdpi_staging_update(const fsdpi_staging *staging, fsdpi_part *part, int count, fsdpi_update_fn update, void *arg)
 {
-    for (const fsdpi_desk *d = desks; d != NULL; d = d->next) FSDP_TRY(update_over(d, part, count, update, arg));
+    for (const fsdpi_staging *g = staging; g != NULL; g = g->next) FSDP_TRY(update_over(g, part, count, update, arg));
     return FSDP_OK;
 }
