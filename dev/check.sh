@@ -8,17 +8,18 @@ jobs=${JOBS:-$(nproc)}
 dev/layers.sh
 dev/headers.sh
 
+# A preset, what to build of it, and how to configure it.
 build() {
-    preset=$1
-    shift
+    preset=$1 target=$2
+    shift 2
     echo "check: building $preset"
     cmake --preset "$preset" "$@" >"build-$preset.log" 2>&1 || { cat "build-$preset.log"; exit 1; }
-    cmake --build --preset "$preset" -j "$jobs" >"build-$preset.log" 2>&1 || { tail -n 60 "build-$preset.log"; exit 1; }
+    cmake --build --preset "$preset" --target "$target" -j "$jobs" >"build-$preset.log" 2>&1 || { tail -n 60 "build-$preset.log"; exit 1; }
     rm -f "build-$preset.log"
 }
-build asan
-build tsan
-build release -DFSDP_WERROR=ON -DFSDP_CHECK_VARIANTS=ON
+build asan checked
+build tsan checked
+build release all -DFSDP_WERROR=ON -DFSDP_CHECK_VARIANTS=ON
 
 # halt_on_error is the default of neither the undefined-behaviour nor the thread sanitizer where a test forks.
 ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} \
