@@ -18,7 +18,7 @@ fsdp_status make_optim(run *r, const call *c)
     fsdp_unit *room[MODEL_UNITS];
     drop_optims(r);
     FSDP_TRY(fsdp_optim_create_sgd(&r->optim[0], list_of(r, c->mask, room), &(fsdp_sgd_opts){ .lr = MODEL_LR, .momentum = MODEL_MOMENTUM, .weight_decay = MODEL_DECAY }));
-    return fsdp_optim_create_adamw(&r->optim[1], list_of(r, model_adamw_mask(c), room), &(fsdp_adamw_opts){ .lr = MODEL_LR, .weight_decay = MODEL_DECAY });
+    return fsdp_optim_create_adamw(&r->optim[1], list_of(r, model_adamw_mask(c), room), &(fsdp_adamw_opts){ .lr = MODEL_LR, .weight_decay = MODEL_DECAY, .state_device = r->storage });
 }
 
 /* Beside the old one, which goes then; averages that are swapped in stay. */
@@ -37,9 +37,11 @@ fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit *
     char name[16];
     model_unit_make(&made, unit, salt, r->size);
     snprintf(name, sizeof(name), "u%d", unit);
-    fsdp_unit_opts o = { .name = name, .mode = made.mode, .param_dtype = made.param_dtype, .reduce_dtype = made.reduce_dtype, .exact_eval = made.exact_eval, .raw_params = made.raw,
+    fsdp_unit_opts o = { .name = name, .mode = made.mode, .param_dtype = made.param_dtype, .reduce_dtype = made.reduce_dtype, .grad_dtype = made.grad_dtype, .exact_eval = made.exact_eval, .raw_params = made.raw,
                          .compute_device = r->device, .prefetch = (int)(salt / 4 % 5) - 1 };
-    if (model_stored_apart(r->m, &made)) o.storage_device = r->storage;
+    bool stored_apart = model_stored_apart(r->m, &made);
+    if (stored_apart) o.storage_device = r->storage;
+    if (model_summed_apart(r->m, &made)) o.grad_device = stored_apart ? r->device : r->storage;
     if (made.mode != FSDP_MODE_NONE) o.shards = made.shards;
     if (made.near) o.reshard_group = made.shards / 2;
     if (differs) {
@@ -47,9 +49,9 @@ fsdp_status make_unit(run *r, int unit, uint32_t salt, bool differs, fsdp_unit *
         o.reshard_group = 0;
     }
     if (r->w->trace && r->rank == 0)
-        fprintf(stderr, "     u%d: mode %s, %d shards, %d parameters, %d elements, %s%s%s, gradients %s%s\n", unit, fsdp_mode_name(o.mode), made.shards, made.params, made.total, fsdp_dtype_name(made.param_dtype),
-                made.raw ? " raw" : "", made.exact_eval ? ", exact evaluations" : "", fsdp_dtype_name(made.reduce_dtype),
-                o.storage_device != NULL ? ", stored elsewhere" : "");
+        fprintf(stderr, "     u%d: mode %s, %d shards, %d parameters, %d elements, %s%s%s, gradients %s, sums %s%s%s\n", unit, fsdp_mode_name(o.mode), made.shards, made.params, made.total, fsdp_dtype_name(made.param_dtype),
+                made.raw ? " raw" : "", made.exact_eval ? ", exact evaluations" : "", fsdp_dtype_name(made.reduce_dtype), fsdp_dtype_name(made.grad_dtype),
+                stored_apart ? ", stored elsewhere" : "", o.grad_device != NULL ? ", summed elsewhere" : "");
     return fsdp_unit_create(out, r->comm, made.param, made.params, &o);
 }
 

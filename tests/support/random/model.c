@@ -36,6 +36,7 @@ static void choose_types(model_unit *u, uint32_t salt)
     if (one_in(&g, 2)) return;
     u->param_dtype = types[below(&g, 4)];
     u->reduce_dtype = types[below(&g, 4)];
+    u->grad_dtype = types[below(&g, 4)];
     if (u->param_dtype == FSDP_F32) return;
     u->exact_eval = one_in(&g, 2);
     u->raw = one_in(&g, 3);
@@ -69,6 +70,11 @@ void model_unit_make(model_unit *u, int number, uint32_t salt, int ranks)
 bool model_stored_apart(const model *m, const model_unit *u)
 {
     return m->offloads && u->salt % 3 == 0;
+}
+
+bool model_summed_apart(const model *m, const model_unit *u)
+{
+    return m->offloads && u->salt / 3 % 3 == 0;
 }
 
 static bool same_shape(const fsdp_param *a, const fsdp_param *b)
@@ -594,7 +600,7 @@ static void write_back(model *m, int unit)
     for (int j = 0; j < u->total; j++) {
         int from = u->summon.rank0_only ? 0 : owner_of(m, u, j);
         u->p[j] = u->summoned[from][j];
-        if (grads) u->acc[0][j] = u->summoned_grad[from][j];
+        if (grads) u->acc[0][j] = model_rounded(u->grad_dtype, u->summoned_grad[from][j]);
     }
 }
 

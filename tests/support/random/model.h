@@ -16,7 +16,7 @@ typedef struct model_unit {
     bool exists;
     fsdp_mode mode;
     int shards; /* ranks that share a copy */
-    fsdp_dtype param_dtype, reduce_dtype;
+    fsdp_dtype param_dtype, reduce_dtype, grad_dtype;
     bool exact_eval, raw;
     int params;
     fsdp_param param[MODEL_PARAMS];
@@ -154,5 +154,7 @@ unsigned model_ema_mask(const model *m);
 /* Which units a new optimizer of AdamW is to have. */
 unsigned model_adamw_mask(const call *c);
 bool model_stored_apart(const model *m, const model_unit *u);
+/* Whether its gradients are added up on another device than its slices are kept on. */
+bool model_summed_apart(const model *m, const model_unit *u);
 
 #endif

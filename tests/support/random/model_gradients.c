@@ -10,11 +10,11 @@
 
 /* ---- gradients ---- */
 
-/* What a rank sends is rounded, once; owners add in fp32. */
+/* What a rank sends is rounded, once; owners add in fp32, and round the sum to what it is kept in. */
 static void add_leaf(model_unit *u, int round, int at, float g)
 {
     float x = model_rounded(u->reduce_dtype, g);
-    u->acc[round][at] = u->has[round] ? u->acc[round][at] + x : x;
+    u->acc[round][at] = model_rounded(u->grad_dtype, u->has[round] ? u->acc[round][at] + x : x);
 }
 
 /* Unsent gradients go to the accumulators, in rank order. */
@@ -62,7 +62,7 @@ static bool final_gradient(const model *m, const model_unit *u, float *out)
     return add_rounds(&sent, -1, out);
 }
 
-/* A step adds the rounds up; a reset within it leaves the sum as one round. */
+/* A step adds the rounds up, but where it does so elsewhere; a reset within it leaves the sum as one round. */
 void model_merge(model_unit *u)
 {
     float sum[MODEL_TOTAL];
@@ -126,7 +126,7 @@ void model_commit(model *m, int pass, int unit)
             float *g = x->posted[k][r];
             for (int j = 0; j < u->total && u->has_unsent[k]; j++) g[j] = u->unsent[k][r][j] + g[j];
             if (m->pass[pass].unsynced) {
-                memcpy(u->unsent[k][r], g, sizeof(u->unsent[k][r]));
+                for (int j = 0; j < u->total; j++) u->unsent[k][r][j] = model_rounded(u->grad_dtype, g[j]);
                 continue;
             }
             for (int j = 0; j < u->total; j++) add_leaf(u, k, j, g[j]);
@@ -236,7 +236,7 @@ void model_step_call(model *m, const call *c)
         if (c->kind == CALL_STEP_BEGIN) {
             u->in_step = true;
             send(m, u);
-            model_merge(u);
+            if (u->grad_dtype == FSDP_F32 && !model_summed_apart(m, u)) model_merge(u);
         }
         if (c->kind == CALL_STEP_WRITE) own_step(m, u);
         if (c->kind != CALL_STEP_END && c->kind != CALL_STEP_CANCEL) continue;
