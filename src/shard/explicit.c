@@ -16,15 +16,19 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *u)
     FSDPI_CALL(u->rt->comm);
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_UNSHARD, NULL));
     /* While masters are in its place, be it on rank 0 alone, there is nothing that would stay. */
-    bool masters = fsdpi_unit_is_narrow(u) && u->summons > 0 && !u->summon.host;
-    if (!masters) FSDP_TRY(fsdpi_room_check(u, !fsdpi_unit_is_narrow(u)));
+    bool summoned = u->summons > 0 && !u->summon.host, masters = fsdpi_unit_is_narrow(u) && (summoned || (u->holders > 0 && u->whole_exact));
+    if (masters) return fsdpi_unit_unshard_nothing(u);
+    FSDP_TRY(fsdpi_room_check(u, !fsdpi_unit_is_narrow(u)));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_UNSHARD));
-    if (!masters) {
-        FSDP_TRY(fsdpi_unit_make_whole(u));
-        u->pinned = true;
-    }
+    FSDP_TRY(fsdpi_unit_make_whole(u));
+    u->pinned = true;
     fsdpi_unit_check(u);
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_unit_unshard_nothing(fsdp_unit *u)
+{
+    return fsdpi_comm_tag_of(u->rt->comm, FSDPI_OP_UNSHARD, u->name, 0, u->number);
 }
 
 fsdp_status fsdp_unit_reshard(fsdp_unit *u)

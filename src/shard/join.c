@@ -108,6 +108,7 @@ static fsdp_status by_hand(const follower *f, const fsdpi_tag *t)
 {
     fsdp_unit *u = unit_of(f, t);
     FSDP_FAIL_IF(u == NULL, FSDP_ERR_STATE, "fsdp_pass_join: rank %d: %s of \"%s\", which is no unit here", f->leader, fsdpi_op_name(t->op), t->name);
+    if (t->op == FSDPI_OP_UNSHARD && t->bytes == 0) return fsdpi_unit_unshard_nothing(u);
     return (t->op == FSDPI_OP_UNSHARD ? fsdp_unit_unshard : t->op == FSDPI_OP_RESHARD ? fsdp_unit_reshard : fsdp_unit_prefetch)(u);
 }
 

@@ -197,6 +197,41 @@ static void test_evaluations_of_masters(void **state)
     in_corners(masters, &(corners){ .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true, .threads_only = true });
 }
 
+/* Unsharded by hand, while an evaluation has the masters in its place: that keeps nothing, and takes no room on ranks that have joined. */
+static fsdp_status unsharded(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    int first;
+    bool have = fsdp_comm_rank(comm) == 0;
+    mini m;
+    fsdp_pass *pass;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .param_dtype = FSDP_BF16, .exact_eval = true }));
+    int64_t all;
+    FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_BIG]));
+    FSDP_TRY(fsdp_comm_get_unsharded(comm, &all, NULL));
+    FSDP_TRY(fsdp_unit_reshard(m.unit[MINI_BIG]));
+    FSDP_TRY(fsdp_comm_set_max_unsharded(comm, all)); /* room for that unit alone */
+    FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_A]));
+    FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
+    if (!have) {
+        FSDP_TRY(fsdp_pass_join(comm, first));
+    } else {
+        FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_EVAL));
+        FSDP_TRY(fsdp_unit_begin_forward(m.unit[MINI_BIG], pass));
+        FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_BIG]));
+        FSDP_TRY(fsdp_unit_end_forward(m.unit[MINI_BIG], pass));
+        FSDP_TRY(fsdp_pass_end(pass));
+    }
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_unsharded_in_a_pass_that_others_join(void **state)
+{
+    (void)state;
+    in_corners(unsharded, &(corners){ .transport = "shm", .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true, .threads_only = true });
+}
+
 static fsdp_status refusals(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
@@ -275,6 +310,7 @@ int main(void)
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_evaluations_and_cancelled_passes),
         cmocka_unit_test(test_evaluations_of_masters),
+        cmocka_unit_test(test_unsharded_in_a_pass_that_others_join),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_units_that_are_alike),
     };
