@@ -91,12 +91,16 @@ fsdp_status read_all(run *r)
     return FSDP_OK;
 }
 
-/* Without asking anybody: what this rank has of all parameters of a unit. */
+/* Without asking anybody: what this rank has of all parameters of a unit, and how many steps they have had. */
 fsdp_status read_pending(run *r, const call *c)
 {
     static const fsdp_pending kinds[] = { FSDP_PENDING_OWN, FSDP_PENDING_REDUCED };
     const model_unit *u = &r->m->unit[c->unit];
     float want[MODEL_TOTAL], got[MODEL_TOTAL];
+    for (int i = 0; i < u->params && u->optim != MODEL_NO_OPTIM; i++) {
+        int64_t steps = fsdp_optim_param_steps(r->optim[u->optim - MODEL_SGD], r->unit[c->unit], i);
+        FSDP_FAIL_IF(steps != u->steps[i], FSDP_ERR_INTERNAL, "rank %d: parameter %d has had %lld steps, not %d", r->rank, i, (long long)steps, u->steps[i]);
+    }
     for (int k = 0; k < 2; k++) {
         bool has = kinds[k] == FSDP_PENDING_OWN ? model_own(r->m, c->unit, r->rank, want) : model_reduced(r->m, c->unit, want);
         for (int i = 0; i < u->params; i++) {
