@@ -198,7 +198,7 @@ static bool run_seed(const work *options, uint64_t seed, tally *seen)
     return st == FSDP_OK;
 }
 
-enum { RUNS = !CAN_FORK ? 20 : SANITIZED ? 60 : 120, CALLS = 500, FIRST_SEED = 1, SOAK_CALLS = 1000 };
+enum { RUNS = !CAN_FORK ? 32 : SANITIZED ? 60 : 120, CALLS = 500, FIRST_SEED = 1, SOAK_CALLS = 1000 };
 
 static void test_random_sequences(void **state)
 {
