@@ -37,8 +37,8 @@ FSDP_API void fsdp_ema_destroy(fsdp_ema *ema);
 FSDP_API fsdp_status fsdp_ema_update(fsdp_ema *ema, float decay) FSDP_NODISCARD;
 
 /* Collective over the units' communicators; outside of passes, summons and steps. Exchanges parameters and averages, and publishes.
- * Gradients that are accumulated stay. While averages are in place a unit can be summoned, read and used in passes; a step, new
- * values, a checkpoint that is saved or loaded, and a second swap are refused (FSDP_ERR_STATE). */
+ * Gradients that are accumulated stay. While averages are in place a unit can be summoned to read, and used in passes; a step, new
+ * values, a summon with writeback, a checkpoint that is saved or loaded, and a second swap are refused (FSDP_ERR_STATE). */
 FSDP_API fsdp_status fsdp_ema_swap_in(fsdp_ema *ema) FSDP_NODISCARD;
 FSDP_API fsdp_status fsdp_ema_swap_out(fsdp_ema *ema) FSDP_NODISCARD;
 

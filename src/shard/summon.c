@@ -62,6 +62,8 @@ static fsdp_status check_opts(const fsdp_unit *u, const fsdp_unit_summon_opts *o
     FSDP_FAIL_IF(o->same && !o->writeback, FSDP_ERR_INVALID, "%s: unit \"%s\": `same` is about what ranks write: it needs writeback", call, u->name);
     FSDP_FAIL_IF(o->same && o->rank0_only, FSDP_ERR_INVALID, "%s: unit \"%s\": `same` and rank0_only: one rank alone writes", call, u->name);
     if (u->summons == 0 || (o->writeback && !u->writeback)) FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_SUMMON_BEGIN, NULL));
+    FSDP_FAIL_IF(o->writeback && u->averaged, FSDP_ERR_STATE, "%s: unit \"%s\": its average is in its place, and what is written would be the average's: fsdp_ema_swap_out() first, or summon it read-only",
+                 call, u->name);
     FSDP_FAIL_IF(u->summons == 0 && o->grads && fsdpi_unsent_any(u), FSDP_ERR_STATE,
                  "%s: unit \"%s\" has gradients of passes without sync, which each rank has for itself: read them by fsdp_unit_read_pending(), or make a pass with sync first", call, u->name);
     if (u->summons == 0) return FSDP_OK;

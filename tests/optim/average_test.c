@@ -175,6 +175,9 @@ static fsdp_status refused(fsdp_comm *comm, void *arg)
     rank_check(fsdp_ema_update(x.e, 0.5f) == FSDP_ERR_STATE);
     rank_check(fsdp_optim_step(x.o, NULL) == FSDP_ERR_STATE && said("its average is in its place"));
     rank_check(fsdp_unit_init(x.u[0], nothing, NULL) == FSDP_ERR_STATE);
+    rank_check(fsdp_unit_summon_begin(x.u[0], &(fsdp_unit_summon_opts){ .writeback = true }) == FSDP_ERR_STATE && said("or summon it read-only"));
+    FSDP_TRY(fsdp_unit_summon_begin(x.u[0], NULL));
+    FSDP_TRY(fsdp_unit_summon_end(x.u[0]));
     rank_check(fsdp_checkpoint_save(c, "/tmp", 1, 0) == FSDP_ERR_STATE && said("its average is in its place"));
     rank_check(strstr(fsdp_unit_state(x.u[0]), "averaged") != NULL);
     FSDP_TRY(fsdp_ema_swap_out(x.e));

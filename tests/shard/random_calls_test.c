@@ -13,12 +13,11 @@
  * frozen parameters not at all; passes that some ranks join; cancelled passes; gradients read, pending and in a step; summons of
  * every kind, nested, read and written, with other values on each rank; fills, of each rank's own and from one rank, also failing on one;
  * replicas driven apart, compared and mended; steps of SGD, AdamW and one's own, on any units, cancelled; averages and teachers; dropped
- * gradients; resharding to neighbours, slices on another device; what is gathered ahead, unsharded and resharded by hand, and capped;
+ * gradients; resharding to neighbours; slices, sums of gradients, optimizer state on another device; what is gathered ahead, unsharded and resharded by hand, and capped;
  * save (also in the background) and load; kernels that fail; allocations that fail, on one rank or all; a rank that leaves the
  * others; collective resets; calls that are not allowed; ranks that are late. Each kind must have come about.
  *
- * Not in it: units of several communicators, hooks, loss scales, sums of gradients that are kept below fp32 or elsewhere; ranks killed
- * (tests/shard/fault_test.c). */
+ * Not in it: units of several communicators, hooks, loss scales; ranks killed (tests/shard/fault_test.c). */
 #define _XOPEN_SOURCE 700 /* nftw */
 #include "support/random/choose.h"
 #include "support/random/make.h"

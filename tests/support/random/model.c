@@ -390,7 +390,9 @@ static bool allowed(const model *m, const call *c)
     case CALL_READ_ALL: return model_open_passes(m) == 0 && model_in_step(m) == 0;
     case CALL_SUMMON:
     case CALL_SUMMON_READ:
-    case CALL_SUMMON_WRITE: return model_open_passes(m) == 0 && !u->in_step && may_summon(m, c->unit, model_summon_opts(c));
+    case CALL_SUMMON_WRITE:
+        if (model_summon_opts(c).writeback && u->averaged) return false;
+        return model_open_passes(m) == 0 && !u->in_step && may_summon(m, c->unit, model_summon_opts(c));
     case CALL_WRITE: return u->summons > 0 && u->summon.writeback;
     case CALL_SUMMON_GRADS: return u->summons > 0 && u->summon.grads;
     case CALL_SUMMON_CANCEL:
