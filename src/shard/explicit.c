@@ -17,18 +17,18 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *u)
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_UNSHARD, NULL));
     /* While masters are in its place, be it on rank 0 alone, there is nothing that would stay. */
     bool summoned = u->summons > 0 && !u->summon.host, masters = fsdpi_unit_is_narrow(u) && (summoned || (u->holders > 0 && u->whole_exact));
-    if (masters) return fsdpi_unit_unshard_nothing(u);
+    if (masters) return fsdpi_unit_tag_unshard(u, 0);
     FSDP_TRY(fsdpi_room_check(u, !fsdpi_unit_is_narrow(u)));
-    FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_UNSHARD));
+    FSDP_TRY(fsdpi_unit_tag_unshard(u, (uint64_t)u->layout.total * sizeof(float)));
     FSDP_TRY(fsdpi_unit_make_whole(u));
     u->pinned = true;
     fsdpi_unit_check(u);
     return FSDP_OK;
 }
 
-fsdp_status fsdpi_unit_unshard_nothing(fsdp_unit *u)
+fsdp_status fsdpi_unit_tag_unshard(fsdp_unit *u, uint64_t bytes)
 {
-    return fsdpi_comm_tag_of(u->rt->comm, FSDPI_OP_UNSHARD, u->name, 0, u->number);
+    return fsdpi_comm_tag_of(u->rt->comm, FSDPI_OP_UNSHARD, u->name, bytes, u->number);
 }
 
 fsdp_status fsdp_unit_reshard(fsdp_unit *u)

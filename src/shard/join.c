@@ -103,12 +103,22 @@ static fsdp_status use(follower *f, const fsdpi_tag *t)
     return FSDP_OK;
 }
 
+/* A kernel of the others may have failed, and they have given up what is kept by hand here: what there is no room for beside it is left out. */
+static bool has_room(const fsdp_unit *u)
+{
+    fsdpi_error kept;
+    fsdpi_error_save(&kept);
+    bool has = fsdpi_room_check(u, !fsdpi_unit_is_narrow(u)) == FSDP_OK;
+    fsdpi_error_restore(&kept);
+    return has;
+}
+
 /* It may outlast the pass: this rank does the same. */
 static fsdp_status by_hand(const follower *f, const fsdpi_tag *t)
 {
     fsdp_unit *u = unit_of(f, t);
     FSDP_FAIL_IF(u == NULL, FSDP_ERR_STATE, "fsdp_pass_join: rank %d: %s of \"%s\", which is no unit here", f->leader, fsdpi_op_name(t->op), t->name);
-    if (t->op == FSDPI_OP_UNSHARD && t->bytes == 0) return fsdpi_unit_unshard_nothing(u);
+    if (t->op == FSDPI_OP_UNSHARD && (t->bytes == 0 || !has_room(u))) return fsdpi_unit_tag_unshard(u, t->bytes);
     return (t->op == FSDPI_OP_UNSHARD ? fsdp_unit_unshard : t->op == FSDPI_OP_RESHARD ? fsdp_unit_reshard : fsdp_unit_prefetch)(u);
 }
 

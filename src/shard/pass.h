@@ -44,7 +44,7 @@ fsdpi_use *fsdpi_pass_find(const fsdp_pass *pass, const fsdp_unit *u);
 fsdp_status fsdpi_pass_use(fsdp_pass *pass, fsdp_unit *u, fsdpi_use **out);
 /* Notes what a unit does, by its number. */
 fsdp_status fsdpi_unit_tag(fsdp_unit *u, fsdpi_op op);
-/* An unshard by hand that has no effect, as its tag says: no bytes. Ranks that have joined a pass do not hold what others do. */
-fsdp_status fsdpi_unit_unshard_nothing(fsdp_unit *u);
+/* Of an unshard by hand; bytes 0: it has no effect, which ranks that have joined a pass do not know of themselves, as they hold nothing. */
+fsdp_status fsdpi_unit_tag_unshard(fsdp_unit *u, uint64_t bytes);
 
 #endif

@@ -226,10 +226,47 @@ static fsdp_status unsharded(fsdp_comm *comm, void *arg)
     return FSDP_OK;
 }
 
+static fsdp_status k_fails(const fsdp_kernel *k, const void *arg)
+{
+    (void)k, (void)arg;
+    FSDP_FAIL(FSDP_ERR_NONFINITE, "it fails");
+}
+
+/* After a kernel that failed, rank 0 has given up what was kept by hand, and the others have not: they do without what there is no room for. */
+static fsdp_status given_up(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    int first;
+    bool have = fsdp_comm_rank(comm) == 0;
+    mini m;
+    fsdp_pass *pass;
+    int64_t all;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .param_dtype = FSDP_BF16 }));
+    FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_BIG]));
+    FSDP_TRY(fsdp_comm_get_unsharded(comm, NULL, &all));
+    FSDP_TRY(fsdp_comm_set_max_unsharded(comm, all));
+    for (int k = 0; k < 2; k++) {
+        FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
+        if (!have) {
+            FSDP_TRY(fsdp_pass_join(comm, first));
+            continue;
+        }
+        FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_EVAL));
+        if (k == 0) (void)!fsdp_stream_launch(fsdp_unit_stream(m.unit[0]), k_fails, NULL, 0);
+        else FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_A]));
+        FSDP_TRY(fsdp_pass_cancel(pass));
+    }
+    for (int u = 0; u < MINI_UNITS; u++) FSDP_TRY(fsdp_unit_reshard(m.unit[u])); /* alike again */
+    FSDP_TRY(mini_leaf(&m, "F1 B1", fsdp_comm_rank(comm)));
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
 static void test_unsharded_in_a_pass_that_others_join(void **state)
 {
     (void)state;
     in_corners(unsharded, &(corners){ .transport = "shm", .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true, .threads_only = true });
+    in_corners(given_up, &(corners){ .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true, .threads_only = true });
 }
 
 static fsdp_status refusals(fsdp_comm *comm, void *arg)
