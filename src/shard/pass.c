@@ -238,6 +238,15 @@ static void commit(fsdp_pass *pass)
     pass->shared_weight = NULL; /* the units have it */
 }
 
+/* Gradients that are still open, in an order that all ranks share. That in which units were used is not: a rank that has joined does not know in
+ * which of two open passes one was. */
+static fsdp_status post_open(fsdp_pass *pass)
+{
+    for (fsdp_unit *u = pass->rt->units; u != NULL; u = u->following)
+        if (u->pass == pass && u->gradient == FSDPI_GRAD_OPEN) FSDP_TRY(fsdpi_grad_post(u));
+    return FSDP_OK;
+}
+
 /* All that can fail on this rank alone. */
 static fsdp_status prepare_end(fsdp_pass *pass)
 {
@@ -248,10 +257,7 @@ static fsdp_status prepare_end(fsdp_pass *pass)
                      pass->use[i].backward_open ? "backward" : pass->use[i].recompute_open > 0 ? "recompute" : "forward");
     FSDP_FAIL_IF(pass->lost_work, FSDP_ERR_STATE, "fsdp_pass_end: a kernel failed in this pass: cancel it");
     rt->about = pass->number + 1;
-    /* Units with more forwards than backwards: what their backwards wrote counts. */
-    for (int i = 0; i < pass->uses; i++)
-        if (pass->use[i].unit->pass == pass && pass->use[i].unit->gradient == FSDPI_GRAD_OPEN)
-            FSDP_TRY(fsdpi_grad_post(pass->use[i].unit));
+    FSDP_TRY(post_open(pass)); /* units with more forwards than backwards: what their backwards wrote counts */
     FSDP_TRY(fsdpi_reduce_owed(rt, !pass->unsynced));
     FSDP_TRY(reshard_idle(rt, false));
     return prepare_commit(pass);
@@ -346,10 +352,7 @@ fsdp_status fsdp_pass_cancel(fsdp_pass *pass)
     rt->about = pass->number + 1;
     fsdp_status st = fsdpi_comm_tag(rt->comm, FSDPI_OP_PASS_CANCEL, kind_names[pass->kind], 0);
     if (st == FSDP_OK) st = clear_failures(rt);
-    for (int i = 0; i < pass->uses && st == FSDP_OK; i++) {
-        fsdp_unit *u = pass->use[i].unit;
-        if (u->pass == pass && u->window != NULL) st = fsdpi_grad_post(u);
-    }
+    if (st == FSDP_OK && !pass->unsynced) st = post_open(pass);
     /* Windows are passed round as ever, so that their counters agree; nothing is added. */
     for (fsdpi_pooled *o = rt->owed; o != NULL; o = o->next_owed) o->discard |= o->unit->pass == pass;
     if (st == FSDP_OK) st = fsdpi_reduce_owed(rt, true);

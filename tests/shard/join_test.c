@@ -226,6 +226,42 @@ static fsdp_status unsharded(fsdp_comm *comm, void *arg)
     return FSDP_OK;
 }
 
+/* A pass that is cancelled while several gradients are open, after an evaluation within it that used their units in another order: ranks that
+ * have joined do not know of which pass a use is. */
+static fsdp_status two_open(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    int first;
+    bool have = fsdp_comm_rank(comm) == 0;
+    mini m;
+    fsdp_pass *pass, *eval;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
+    for (int k = 0; k < 2; k++) {
+        FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
+        if (!have) {
+            FSDP_TRY(fsdp_pass_join(comm, first));
+            continue;
+        }
+        FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
+        m.number[0] = 0;
+        FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+        FSDP_TRY(fsdp_pass_begin(&eval, comm, FSDP_PASS_EVAL));
+        FSDP_TRY(mini_run(&m, eval, k == 0 ? "F2 F1" : "F1 F2", 0));
+        FSDP_TRY(fsdp_pass_end(eval));
+        FSDP_TRY(mini_run(&m, pass, k == 0 ? "F1 F2 {2 {1" : "F2 F1 {1 {2", 0));
+        FSDP_TRY(fsdp_pass_cancel(pass));
+    }
+    FSDP_TRY(mini_leaf(&m, "F1 B1", fsdp_comm_rank(comm)));
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_cancelled_with_several_gradients_open(void **state)
+{
+    (void)state;
+    in_corners(two_open, &(corners){ .ranks = (const int[]){ 2, 3, 0 }, .all_modes = true, .threads_only = true });
+}
+
 static fsdp_status k_fails(const fsdp_kernel *k, const void *arg)
 {
     (void)k, (void)arg;
@@ -348,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_evaluations_and_cancelled_passes),
         cmocka_unit_test(test_evaluations_of_masters),
         cmocka_unit_test(test_unsharded_in_a_pass_that_others_join),
+        cmocka_unit_test(test_cancelled_with_several_gradients_open),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_units_that_are_alike),
     };
