@@ -37,16 +37,57 @@ static const float *reduced(const fsdp_unit *u)
     return fsdpi_unit_stages_grads(u) ? u->step_sum : u->acc[0].has ? u->acc[0].now : NULL;
 }
 
+/* ---- memory for it: all ranks have theirs, or no step begins ---- */
+
+static bool sums_into(const fsdp_unit *u)
+{
+    return fsdpi_unit_stages_grads(u) && fsdpi_grad_any(u);
+}
+
+static bool gathers_into(const fsdp_unit *u)
+{
+    return u->replica_flat != NULL && !u->rt->comm->transport->zero_copy && fsdpi_grad_any(u);
+}
+
+static fsdp_status take_block(fsdp_unit *u, bool wanted, int64_t numel, float **out)
+{
+    void *block;
+    if (!wanted) return FSDP_OK;
+    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)numel * sizeof(float), &block));
+    *out = block;
+    return FSDP_OK;
+}
+
+/* Of one communicator: whether there is anything to take is the same on its ranks. */
+static fsdp_status take_memory_of(fsdp_unit_list units, fsdpi_runtime *rt)
+{
+    fsdp_status st = FSDP_OK;
+    const char *first = NULL;
+    for (int i = 0; i < units.count; i++) {
+        fsdp_unit *u = units.units[i];
+        if (u->rt != rt || (!sums_into(u) && !gathers_into(u))) continue;
+        if (first == NULL) first = u->name;
+        if (st == FSDP_OK) st = take_block(u, sums_into(u), fsdpi_unit_slice(u), &u->step_sum);
+        if (st == FSDP_OK) st = take_block(u, gathers_into(u), fsdpi_unit_kept(u), &u->step_gathered);
+    }
+    return first != NULL ? fsdpi_comm_agree_in(rt->comm, FSDPI_OP_STEP_BEGIN, first, st) : FSDP_OK;
+}
+
+static fsdp_status take_memory(fsdp_unit_list units)
+{
+    for (fsdpi_runtime *rt = fsdpi_list_next(units, NULL); rt != NULL; rt = fsdpi_list_next(units, rt)) FSDP_TRY(take_memory_of(units, rt));
+    return FSDP_OK;
+}
+
+/* ---- begin ---- */
+
 static fsdp_status sum_up(fsdp_unit *u)
 {
-    if (!fsdpi_unit_stages_grads(u) || !fsdpi_grad_any(u)) return fsdpi_grad_final(u);
+    if (!sums_into(u)) return fsdpi_grad_final(u);
     bool apart = u->sums != u->store;
-    void *sum;
-    FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_slice(u) * sizeof(float), &sum));
-    u->step_sum = sum;
     FSDP_TRY(fsdpi_stream_wait_stream(u->store->comm, u->store->compute)); /* which may still use what lay there */
     if (apart) FSDP_TRY(fsdpi_between_begin(u, true));
-    FSDP_TRY(fsdpi_grad_sum_into(u, apart ? fsdpi_between(u, true) : u->store->comm, sum));
+    FSDP_TRY(fsdpi_grad_sum_into(u, apart ? fsdpi_between(u, true) : u->store->comm, u->step_sum));
     if (apart) FSDP_TRY(fsdpi_between_end(u, true));
     return fsdpi_stream_wait_stream(u->store->compute, u->store->comm);
 }
@@ -54,9 +95,6 @@ static fsdp_status sum_up(fsdp_unit *u)
 /* Replicas: what each of them has reduced, for all of their optimizers. */
 static fsdp_status publish_gradients(fsdp_unit *u)
 {
-    void *all = NULL;
-    if (!u->rt->comm->transport->zero_copy) FSDP_TRY(fsdpi_arena_alloc(u->store->arena, (size_t)fsdpi_unit_kept(u) * sizeof(float), &all));
-    u->step_gathered = all;
     return u->rt->comm->transport->flat_publish(u->replica_flat, ++u->replica_version, reduced(u), u->store->comm);
 }
 
@@ -78,6 +116,7 @@ static bool shares_gradients(const fsdp_unit *u)
 static fsdp_status begin_all(fsdp_unit_list units)
 {
     FSDP_TRY(fsdpi_unsent_post(units));
+    FSDP_TRY(take_memory(units));
     for (int i = 0; i < units.count; i++) FSDP_TRY(sum_up(units.units[i]));
     /* First all are done, then the owners wait; first all are published, then ranks gather: so nobody waits for a rank that waits
      * for another unit, whatever the order of units of several communicators. */

@@ -551,7 +551,7 @@ static fsdp_status counts(fsdp_comm *comm, void *arg)
         expect_count(gathers, 0);
         expect_count(reduces, 0);
         expect_count(publishes, many && !none ? units : 0);
-        expect_count(exchanges, many ? 2 : 0); /* the norm, and the end of the step */
+        expect_count(exchanges, many ? none && copies ? 3 : 2 : 0); /* memory for replicas' gradients, the norm, and the end of the step */
         expect_count(gather_bytes, copies && (many || !none) ? mine + (none ? all : 0) : 0); /* slices out; among replicas gradients in */
         expect_count(reduce_bytes, 0);
     }
