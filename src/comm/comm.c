@@ -145,6 +145,7 @@ typedef struct wait_arg {
     int for_rank;
     uint64_t made;
     const char *what;
+    bool meets;
 } wait_arg;
 
 /* In a reset a rank lets end what it has launched. What others had to say for it they have said once they are quiet: one
@@ -160,20 +161,27 @@ static fsdp_status check_quiet(const fsdp_comm *comm, int for_rank, const char *
 static fsdp_status check_wait(void *arg, int64_t waited_ns)
 {
     wait_arg *w = arg;
+    if (w->meets && w->comm->attached != NULL) w->comm->attached_ops->idle(w->comm->attached);
     fsdpi_comm_compare(w->comm);
     FSDP_TRY(fsdpi_comm_check(w->comm, w->made));
     FSDP_TRY(check_quiet(w->comm, w->for_rank, w->what));
     return fsdpi_comm_check_peer(w->comm, w->for_rank, waited_ns, w->what);
 }
 
-fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, uint64_t made, const char *what)
+static fsdp_status wait_for(fsdpi_counter *c, uint32_t at_least, wait_arg w)
 {
+    fsdp_comm *comm = w.comm;
     if (fsdpi_counter_reached(c, at_least)) return FSDP_OK;
     int64_t start = fsdpi_now_ns();
-    fsdp_status st = fsdpi_counter_wait(c, at_least, check_wait, &(wait_arg){ comm, for_rank, made, what });
+    fsdp_status st = fsdpi_counter_wait(c, at_least, check_wait, &w);
     __atomic_fetch_add(&comm->stats.wait_ns, (uint64_t)(fsdpi_now_ns() - start), __ATOMIC_RELAXED);
     if (st != FSDP_OK) return fsdp_error_through(st, __func__, __FILE__, __LINE__);
     return FSDP_OK;
+}
+
+fsdp_status fsdpi_comm_wait(fsdp_comm *comm, fsdpi_counter *c, uint32_t at_least, int for_rank, uint64_t made, const char *what)
+{
+    return wait_for(c, at_least, (wait_arg){ .comm = comm, .for_rank = for_rank, .made = made, .what = what });
 }
 
 /* ---- the exchange ---- */
@@ -194,7 +202,7 @@ fsdp_status fsdpi_comm_tell(fsdp_comm *comm, fsdpi_op op, const char *name, cons
     uint64_t made = fsdpi_comm_made(comm);
     for (int r = 0; r < comm->size; r++) {
         fsdpi_member *m = &comm->block->member[r];
-        FSDP_TRY(fsdpi_comm_wait(comm, &m->arrived, n, r, made, fsdpi_op_name(op)));
+        FSDP_TRY(wait_for(&m->arrived, n, (wait_arg){ .comm = comm, .for_rank = r, .made = made, .what = fsdpi_op_name(op), .meets = true }));
         if (m->slot[n % 2].hash == comm->hash) continue;
         fsdpi_comm_compare(comm);
         FSDP_TRY(fsdpi_comm_check(comm, made));
@@ -482,7 +490,7 @@ static fsdp_status meet(fsdp_comm *comm)
     uint32_t n = ++comm->resets;
     fsdpi_counter_set(&comm->block->member[comm->rank].reset, n);
     for (int r = 0; r < comm->size; r++)
-        FSDP_TRY(fsdpi_counter_wait(&comm->block->member[r].reset, n, check_reset, &(wait_arg){ comm, r, 0, "reset" }));
+        FSDP_TRY(fsdpi_counter_wait(&comm->block->member[r].reset, n, check_reset, &(wait_arg){ .comm = comm, .for_rank = r, .what = "reset" }));
     return FSDP_OK;
 }
 

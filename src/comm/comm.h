@@ -136,10 +136,12 @@ struct fsdp_comm {
     const struct fsdpi_attached_ops *attached_ops;
 };
 
-/* In fsdp_comm_reset(): quiesce ends what runs by itself, for which waits now fail at once; then, when all ranks are
+/* idle: again and again while this rank waits for others to come to a meeting: does what they may wait for, and does not wait itself.
+ * In fsdp_comm_reset(): quiesce ends what runs by itself, for which waits now fail at once; then, when all ranks are
  * quiet, reset drops what was in flight; then, when all have, resume may speak to the others again. */
 typedef struct fsdpi_attached_ops {
     void (*destroy)(void *attached);
+    void (*idle)(void *attached);
     void (*quiesce)(void *attached);
     fsdp_status (*reset)(void *attached);
     fsdp_status (*resume)(void *attached);

@@ -82,6 +82,16 @@ static void destroy_runtime(void *attached)
     fsdpi_error_restore(&kept);
 }
 
+/* A call may have failed here before this rank had done what it owes; others may be waiting for that, and cannot come to the meeting
+ * in which it tells them. What fails is tried again, and told, where it is due. */
+static void idle_runtime(void *attached)
+{
+    fsdpi_error kept;
+    fsdpi_error_save(&kept);
+    (void)!fsdpi_reduce_owed(attached, false);
+    fsdpi_error_restore(&kept);
+}
+
 /* ---- fsdp_comm_reset ---- */
 
 static void quiesce_runtime(void *attached)
@@ -118,6 +128,7 @@ static fsdp_status resume_runtime(void *attached)
 
 static const fsdpi_attached_ops attached_ops = {
     .destroy = destroy_runtime,
+    .idle = idle_runtime,
     .quiesce = quiesce_runtime,
     .reset = reset_runtime,
     .resume = resume_runtime,

@@ -398,6 +398,76 @@ static void test_one_rank_runs_out_of_memory(void **state)
     }
 }
 
+/* ---- a step, on one rank of three: none begins it, all are told, gradients stay ---- */
+
+static fsdp_status begin_on_all_or_none(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    mini_opts o = *(const mini_opts *)c->arg;
+    mini m;
+    int failed = 0;
+    o.mode = c->mode;
+    o.device = c->device;
+    FSDP_TRY(mini_create(&m, comm, &o));
+    FSDP_TRY(mini_leaf(&m, MINI_NESTED, fsdp_comm_rank(comm)));
+    for (int n = 1;; n++) {
+        rank_check(n < 100);
+        if (fsdp_comm_rank(comm) == 1) fsdpi_alloc_fail_at(n);
+        fsdp_status st = fsdp_step_begin(mini_list(&m));
+        fsdpi_alloc_fail_at(0);
+        if (st == FSDP_OK) break;
+        if (st != FSDP_ERR_NOMEM || strncmp(fsdp_last_error_message(), "rank 1: ", 8) != 0) return st;
+        rank_check(strstr(fsdp_unit_state(m.unit[MINI_A]), "in a step") == NULL && fsdp_unit_pending(m.unit[MINI_A], 0) == FSDP_PENDING_REDUCED);
+        failed++;
+    }
+    rank_check(failed > 0);
+    FSDP_TRY(fsdp_step_end(mini_list(&m)));
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_a_step_begins_on_all_ranks_or_on_none(void **state)
+{
+    (void)state;
+    if (!CAN_FORK) return; /* the count of allocations is the process's */
+    /* On the guard launches take memory too, and what is launched in part is not taken back. */
+    in_corners(begin_on_all_or_none, &(corners){ .device = "cpu", .ranks = (const int[]){ 3, 0 }, .processes_only = true, .all_modes = true, .arg = &(mini_opts){ .grad_dtype = FSDP_BF16 } });
+    in_corners(begin_on_all_or_none, &(corners){ .device = "cpu", .transport = "copy", .ranks = (const int[]){ 4, 0 }, .processes_only = true, .arg = &(mini_opts){ .shards = 2 } });
+}
+
+/* ---- a rank that tells the others of its shortage, while these wait for what it owes ---- */
+
+static fsdp_status tells(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    mini m;
+    fsdp_pass *pass;
+    FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .reduce_dtype = FSDP_BF16 }));
+    fsdp_unit *u = m.unit[MINI_BIG];
+    FSDP_TRY(mini_leaf(&m, MINI_NESTED, fsdp_comm_rank(comm))); /* makes windows: three, as units of one page share theirs */
+    FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
+    m.number[0] = 0;
+    FSDP_TRY(mini_run(&m, pass, "F5 B5 F5 B5 F5 B5 F5", 0)); /* the next use is of the first window: it waits for rank 1 to have taken its part */
+    fsdpi_arena_trim(u->ctx->arena);
+    if (fsdp_comm_rank(comm) == 1) fsdpi_alloc_fail_at(1);
+    fsdp_status st = fsdp_unit_begin_backward(u, pass);
+    fsdpi_alloc_fail_at(0);
+    if (fsdp_comm_rank(comm) != 1) FSDP_TRY(st);
+    else rank_check(st == FSDP_ERR_NOMEM);
+    rank_check(fsdp_comm_agree(comm, st) == FSDP_ERR_NOMEM && strncmp(fsdp_last_error_message(), "rank 1: ", 8) == 0);
+    FSDP_TRY(fsdp_comm_reset(comm));
+    FSDP_TRY(mini_leaf(&m, MINI_NESTED, fsdp_comm_rank(comm)));
+    mini_destroy(&m);
+    return FSDP_OK;
+}
+
+static void test_what_is_owed_is_done_while_others_are_told(void **state)
+{
+    (void)state;
+    if (!CAN_FORK) return;
+    in_corners(tells, &(corners){ .device = "cpu", .ranks = (const int[]){ 2, 3, 0 }, .processes_only = true, .all_modes = true });
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -407,6 +477,8 @@ int main(void)
         cmocka_unit_test(test_what_failed_can_be_done_again),
         cmocka_unit_test(test_what_failed_on_a_queue_can_be_done_again),
         cmocka_unit_test(test_one_rank_runs_out_of_memory),
+        cmocka_unit_test(test_a_step_begins_on_all_ranks_or_on_none),
+        cmocka_unit_test(test_what_is_owed_is_done_while_others_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
