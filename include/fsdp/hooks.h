@@ -17,6 +17,10 @@
  * of any kernel that fails: a call of the same pass returns it, or, where the device is behind, one as late as the step;
  * fsdp_pass_cancel() drops the pass and goes on.
  *
+ * Gradients are sums, and divided once, in the step (fsdp_step_opts.grad_scale). To divide before as well, so that what is sent or summed
+ * in F16 does not become infinite, set fsdp_post_divide() and multiply grad_scale by the same factor; with a power of two no bit is lost
+ * but of numbers that become too small.
+ *
  * Without hooks, and with fsdp_reduce_sum(), the bits do not depend on the number of ranks. With others they are what the hooks
  * make of it: a reduce hook keeps that if it folds the pieces into the sum one after another, in rank order. */
 #ifndef FSDP_HOOKS_H
@@ -66,6 +70,9 @@ FSDP_API fsdp_status fsdp_unit_set_grad_hooks(fsdp_unit *unit, const fsdp_grad_h
 /* The reduction that there is without a hook, to the bit (but with a grad_dtype below fp32 sums are then not rounded after each leaf,
  * but after all of a pass): for hooks that do something before or after it. */
 FSDP_API fsdp_status fsdp_reduce_sum(const fsdp_kernel *k, const fsdp_reduction *r, void *arg) FSDP_NODISCARD;
+
+/* A post hook: divides each leaf's gradient by *(const float *)arg before it is rounded and sent. */
+FSDP_API fsdp_status fsdp_post_divide(const fsdp_kernel *k, float *grad, const fsdp_slice *part, int count, void *arg) FSDP_NODISCARD;
 
 FSDP_END_DECLS
 

@@ -10,6 +10,7 @@
 #include "base/within.h"
 #include "shard/kernels.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- kernels ---- */
@@ -74,6 +75,18 @@ fsdp_status fsdp_reduce_sum(const fsdp_kernel *k, const fsdp_reduction *r, void 
         int n = r->ranks - at < FSDPI_SUM_MOST ? r->ranks - at : FSDPI_SUM_MOST;
         fsdpi_shard_kernels_get(k->isa)->sum(r->out, base, r->piece + at, n, (size_t)r->numel, false);
         base = r->out;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_post_divide(const fsdp_kernel *k, float *grad, const fsdp_slice *part, int count, void *arg)
+{
+    float by = *(const float *)arg;
+    (void)k;
+    FSDP_FAIL_IF(!(by > 0 && isfinite(by)), FSDP_ERR_INVALID, "fsdp_post_divide: gradients cannot be divided by %g", (double)by);
+    for (int i = 0; i < count; i++) {
+        float *g = grad + part[i].state_offset;
+        for (int64_t j = 0; j < part[i].numel; j++) g[j] /= by;
     }
     return FSDP_OK;
 }

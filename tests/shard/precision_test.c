@@ -154,24 +154,22 @@ static float leaf_value(int64_t l, int64_t i)
 typedef struct fill_args {
     float *out;
     int64_t leaf, numel;
-    float beta;
+    float beta, times;
 } fill_args;
 
 static fsdp_status k_leaf(const fsdp_kernel *k, const void *args)
 {
     const fill_args *a = args;
     float *out = fsdp_kernel_ptr(k, a->out);
-    for (int64_t i = 0; i < a->numel; i++) out[i] = leaf_value(a->leaf, i) + (a->beta != 0 ? a->beta * out[i] : 0);
+    for (int64_t i = 0; i < a->numel; i++) out[i] = a->times * leaf_value(a->leaf, i) + (a->beta != 0 ? a->beta * out[i] : 0);
     return FSDP_OK;
 }
 
-static fsdp_status sums_leaves(fsdp_comm *comm, const corner *c, fsdp_dtype t, fsdp_dtype kept)
+/* Two passes, whose leaves are `times` those values. */
+static fsdp_status two_passes(fsdp_unit *u, float times)
 {
+    fsdp_comm *comm = fsdp_unit_comm(u);
     int rank = fsdp_comm_rank(comm), size = fsdp_comm_size(comm);
-    fsdp_device *dev;
-    fsdp_unit *u;
-    FSDP_TRY(fsdp_device_open(&dev, c->device));
-    FSDP_TRY(fsdp_unit_create(&u, comm, params, PARAMS, &(fsdp_unit_opts){ .name = "u", .mode = c->mode, .reduce_dtype = t, .grad_dtype = kept, .compute_device = dev }));
     for (int pass_no = 0; pass_no < 2; pass_no++) {
         fsdp_pass *pass;
         FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
@@ -179,7 +177,7 @@ static fsdp_status sums_leaves(fsdp_comm *comm, const corner *c, fsdp_dtype t, f
         FSDP_TRY(fsdp_unit_end_forward(u, pass));
         FSDP_TRY(fsdp_unit_begin_backward(u, pass));
         for (int i = 0; i < PARAMS; i += 3) { /* s has no gradient: 0 */
-            fill_args a = { .leaf = pass_no * size + rank, .numel = fsdp_unit_param_numel(u, i) };
+            fill_args a = { .leaf = pass_no * size + rank, .numel = fsdp_unit_param_numel(u, i), .times = times };
             a.out = fsdp_unit_grad(u, i, &a.beta);
             rank_check(a.out != NULL && a.beta == 0);
             FSDP_TRY(fsdp_stream_launch(fsdp_unit_stream(u), k_leaf, &a, sizeof(a)));
@@ -187,6 +185,17 @@ static fsdp_status sums_leaves(fsdp_comm *comm, const corner *c, fsdp_dtype t, f
         FSDP_TRY(fsdp_unit_end_backward(u, pass));
         FSDP_TRY(fsdp_pass_end(pass));
     }
+    return FSDP_OK;
+}
+
+static fsdp_status sums_leaves(fsdp_comm *comm, const corner *c, fsdp_dtype t, fsdp_dtype kept)
+{
+    int size = fsdp_comm_size(comm);
+    fsdp_device *dev;
+    fsdp_unit *u;
+    FSDP_TRY(fsdp_device_open(&dev, c->device));
+    FSDP_TRY(fsdp_unit_create(&u, comm, params, PARAMS, &(fsdp_unit_opts){ .name = "u", .mode = c->mode, .reduce_dtype = t, .grad_dtype = kept, .compute_device = dev }));
+    FSDP_TRY(two_passes(u, 1));
     FSDP_TRY(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
     const fsdp_slice *s;
     int n;
@@ -220,6 +229,59 @@ static void test_each_leaf_is_rounded_once(void **state)
 {
     (void)state;
     in_corners(sums, &(corners){ .ranks = (const int[]){ 1, 2, 5, 0 }, .all_modes = true });
+}
+
+/* Divided before they are sent, multiplied in the step: what F16 has no room for comes out as if it had, on any ranks and mesh. */
+static fsdp_status divides(fsdp_comm *comm, void *arg)
+{
+    const corner *c = arg;
+    int size = fsdp_comm_size(comm);
+    float by = 64, wrong = 0;
+    fsdp_device *dev;
+    fsdp_unit *u;
+    double norm;
+    FSDP_TRY(fsdp_device_open(&dev, c->device));
+    for (int shards = size % 2 == 0 && c->mode != FSDP_MODE_NONE ? size / 2 : 0;; shards = 0) {
+        FSDP_TRY(fsdp_unit_create(&u, comm, params, PARAMS, &(fsdp_unit_opts){ .name = "u", .mode = c->mode, .shards = shards, .reduce_dtype = FSDP_F16, .compute_device = dev }));
+        FSDP_TRY(two_passes(u, 64)); /* up to 700 000 */
+        FSDP_TRY(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
+        FSDP_TRY(fsdp_step_grad_norm((fsdp_unit_list){ &u, 1 }, &norm, NULL));
+        rank_check(!isfinite(norm));
+        FSDP_TRY(fsdp_step_cancel((fsdp_unit_list){ &u, 1 }));
+        FSDP_TRY(fsdp_unit_set_grad_hooks(u, &(fsdp_grad_hooks){ .post = fsdp_post_divide, .arg = &by }));
+        FSDP_TRY(two_passes(u, 64));
+        FSDP_TRY(fsdp_step_begin((fsdp_unit_list){ &u, 1 }));
+        const fsdp_slice *s;
+        int n;
+        fsdp_unit_slices(u, &s, &n);
+        for (int i = 0; i < n; i++) {
+            float host[MOST];
+            FSDP_TRY(to_host(u, host, s[i].grad, (size_t)s[i].numel * sizeof(float)));
+            for (int64_t e = 0; e < s[i].numel; e++) {
+                float want = 0;
+                for (int l = 0; l < 2 * size; l++) want += s[i].param == 1 ? 0.0f : rounded_to(FSDP_F16, leaf_value(l, s[i].offset + e));
+                rank_check(by * host[e] == by * want);
+            }
+        }
+        FSDP_TRY(fsdp_step_cancel((fsdp_unit_list){ &u, 1 }));
+        fsdp_unit_destroy(u);
+        if (shards == 0) break;
+    }
+    if (size == 1 && strcmp(c->device, "cpu") == 0) {
+        FSDP_TRY(fsdp_unit_create(&u, comm, params, PARAMS, &(fsdp_unit_opts){ .name = "u" }));
+        FSDP_TRY(fsdp_unit_set_grad_hooks(u, &(fsdp_grad_hooks){ .post = fsdp_post_divide, .arg = &wrong }));
+        rank_check(two_passes(u, 1) == FSDP_ERR_INVALID && strstr(fsdp_last_error_message(), "divided by 0") != NULL);
+        FSDP_TRY(fsdp_comm_reset(comm));
+        fsdp_unit_destroy(u);
+    }
+    fsdp_device_close(dev);
+    return FSDP_OK;
+}
+
+static void test_divided_before_and_after(void **state)
+{
+    (void)state;
+    in_corners(divides, &(corners){ .ranks = (const int[]){ 1, 3, 4, 0 }, .all_modes = true, .threads_only = SANITIZED });
 }
 
 /* ---- training ---- */
@@ -320,6 +382,7 @@ int main(void)
         cmocka_unit_test(test_compute_sees_rounded_masters),
         cmocka_unit_test(test_raw_parameters),
         cmocka_unit_test(test_each_leaf_is_rounded_once),
+        cmocka_unit_test(test_divided_before_and_after),
         cmocka_unit_test(test_the_same_bits_for_every_choice_of_types),
         cmocka_unit_test(test_what_is_refused),
     };
