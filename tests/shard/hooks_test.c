@@ -315,7 +315,7 @@ static fsdp_status rounds_itself(fsdp_comm *comm, void *arg)
 static void test_sums_below_fp32(void **state)
 {
     (void)state;
-    in_corners(rounds_itself, &(corners){ .all_modes = true, .ranks = (const int[]){ 1, 3, 0 }, .threads_only = true });
+    in_corners(rounds_itself, &(corners){ .all_modes = true, .ranks = SANITIZED ? (const int[]){ 3, 0 } : (const int[]){ 1, 3, 0 }, .threads_only = true });
 }
 
 /* ---- one that fails ---- */
