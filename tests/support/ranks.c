@@ -53,6 +53,7 @@ void in_corners(fsdp_rank_fn fn, const corners *which)
     static const char *const transports[] = { "shm", "copy" }, *const devices[] = { "cpu", "guard" };
     static const int usual[] = { 1, 2, 3, 5, 8, 0 };
     const int *ranks = which->ranks != NULL ? which->ranks : usual;
+    bool in_turns = SANITIZED && CAN_FORK && !which->processes_only && !which->threads_only; /* one kind in each corner, and both in the end */
     for (int threads = 0; threads < 2; threads++) {
         if (threads ? which->processes_only : which->threads_only || !CAN_FORK) continue;
         for (int t = 0; t < 2; t++)
@@ -62,7 +63,7 @@ void in_corners(fsdp_rank_fn fn, const corners *which)
                         corner c = { .transport = transports[t], .device = devices[d], .mode = (fsdp_mode)m, .ranks = ranks[r], .threads = threads, .arg = which->arg };
                         if (which->transport != NULL && strcmp(which->transport, c.transport) != 0) continue;
                         if (which->device != NULL && strcmp(which->device, c.device) != 0) continue;
-                        if (ranks[r] < which->at_least) continue;
+                        if (ranks[r] < which->at_least || (in_turns && (t + d + m + r) % 2 != threads)) continue;
                         run(fn, which, &c);
                     }
     }
