@@ -74,7 +74,8 @@ static fsdp_status run(fsdp_comm *world, void *arg)
     static const struct {
         const char *what;
         unsigned offload;
-    } choice[] = { { "parameters", PARAMS }, { "gradients", GRADS }, { "optimizer state", OPTIM }, { "gradients, optimizer state", GRADS | OPTIM }, { "all of it", PARAMS | GRADS | OPTIM } };
+    } choice[] = { { "parameters", PARAMS }, { "gradients", GRADS }, { "optimizer state", OPTIM }, { "gradients, optimizer state", GRADS | OPTIM },
+                   { "all of it", PARAMS | GRADS | OPTIM } };
     fsdp_device *device; /* stands for one whose memory the host may not touch */
     float want[N], w[N];
     (void)arg;

@@ -113,8 +113,10 @@ FSDP_API int fsdp_unit_replica(const fsdp_unit *unit);
 FSDP_API int fsdp_unit_param_count(const fsdp_unit *unit);
 FSDP_API const fsdp_param *fsdp_unit_param_info(const fsdp_unit *unit, int i);
 FSDP_API int64_t fsdp_unit_param_numel(const fsdp_unit *unit, int i);
-FSDP_API fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit);         /* of the compute device: whole parameters, gradients of a pass */
-FSDP_API fsdp_stream *fsdp_unit_storage_stream(const fsdp_unit *unit); /* of the storage device: slices, and gradients in a step; the same one where the devices are */
+/* Of the compute device: whole parameters, gradients of a pass. */
+FSDP_API fsdp_stream *fsdp_unit_stream(const fsdp_unit *unit);
+/* Of the storage device: slices, and gradients in a step; the same one where the devices are. */
+FSDP_API fsdp_stream *fsdp_unit_storage_stream(const fsdp_unit *unit);
 /* The unit's state in words, for messages and debuggers: "sharded, gradients accumulated". */
 FSDP_API const char *fsdp_unit_state(const fsdp_unit *unit);
 

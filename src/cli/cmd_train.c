@@ -98,8 +98,18 @@ static fsdp_status set_up(trainer *t)
     const train_settings *s = t->s;
     fsdp_comm_set_phase(t->comm, "set-up");
     FSDP_TRY(fsdp_device_open(&t->device, s->device == 1 ? "guard" : "cpu"));
-    fsdp_wrap_opts w = { .comm = t->comm, .mode = (fsdp_mode)s->mode, .shards = s->mode == FSDP_MODE_NONE ? 0 : t->run->shards, .reshard_group = (int)s->reshard_group, .param_dtype = (fsdp_dtype)s->param_dtype, .reduce_dtype = (fsdp_dtype)s->reduce_dtype,
-                       .grad_dtype = (fsdp_dtype)s->grad_dtype, .exact_eval = s->param_dtype != FSDP_F32, .storage_device = place(t, TRAIN_OFFLOAD_PARAMS), .grad_device = place(t, TRAIN_OFFLOAD_GRADS), .compute_device = t->device, .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
+    fsdp_wrap_opts w = { .comm = t->comm,
+                         .mode = (fsdp_mode)s->mode,
+                         .shards = s->mode == FSDP_MODE_NONE ? 0 : t->run->shards,
+                         .reshard_group = (int)s->reshard_group,
+                         .param_dtype = (fsdp_dtype)s->param_dtype,
+                         .reduce_dtype = (fsdp_dtype)s->reduce_dtype,
+                         .grad_dtype = (fsdp_dtype)s->grad_dtype,
+                         .exact_eval = s->param_dtype != FSDP_F32,
+                         .storage_device = place(t, TRAIN_OFFLOAD_PARAMS),
+                         .grad_device = place(t, TRAIN_OFFLOAD_GRADS),
+                         .compute_device = t->device,
+                         .prefetch = s->prefetch > 0 ? (int)s->prefetch : -1 };
     wrap_rule rule;
     (void)wrap_rule_parse(&rule, s->wrap); /* as train_prepare() has seen */
     w.policy = rule.by_block ? NULL : &rule.policy;
