@@ -23,9 +23,7 @@ fsdp_status fsdpi_state_place(fsdpi_part *p, fsdp_device *device)
     fsdp_unit *u = p->unit;
     p->home = u->store;
     if (p->kinds == 0 || device == NULL || device == u->store->dev) return FSDP_OK;
-    FSDP_FAIL_IF(!fsdp_device_host_accessible(device) && !fsdp_device_host_accessible(u->store->dev), FSDP_ERR_UNSUPPORTED,
-                 "unit \"%s\": storage device %s and the optimizer's state device %s differ: one of them must be the host's memory", u->name,
-                 fsdp_device_name(u->store->dev), fsdp_device_name(device));
+    FSDP_TRY(fsdpi_places_check(u->name, "storage", u->store->dev, "the optimizer's state", device));
     return fsdpi_runtime_device(&p->home, u->rt, device);
 }
 

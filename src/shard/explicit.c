@@ -47,7 +47,7 @@ fsdp_status fsdp_unit_prefetch(fsdp_unit *u)
     FSDP_TRY(fsdpi_life_allows(u, FSDPI_EV_PREFETCH, NULL));
     FSDP_TRY(fsdpi_unit_tag(u, FSDPI_OP_PREFETCH));
     fsdpi_unit_check(u); /* the end of a pass may have sharded it: from kept to ahead it goes in two moves */
-    bool wanted = u->residency == FSDPI_SHARDED && fsdpi_gather_copies(u) && fsdpi_room_has(u, !fsdpi_unit_is_narrow(u));
+    bool wanted = u->residency == FSDPI_SHARDED && fsdpi_gather_copies(u, false) && fsdpi_room_has(u, !fsdpi_unit_is_narrow(u));
     if (wanted) FSDP_TRY(fsdpi_unit_gather_ahead(u));
     fsdpi_unit_check(u);
     return FSDP_OK;

@@ -43,17 +43,12 @@ size_t fsdpi_gather_passing(const fsdp_unit *u, bool exact)
 bool fsdpi_gather_takes(const fsdp_unit *u, bool exact)
 {
     bool from_near = u->near_is_current && !(exact && fsdpi_unit_is_narrow(u)); /* seen where neighbours keep it */
-    return !(from_near && transport_of(u)->zero_copy) && fsdpi_gather_may_take(u, exact);
+    return !(from_near && transport_of(u)->zero_copy) && fsdpi_gather_copies(u, exact);
 }
 
-bool fsdpi_gather_may_take(const fsdp_unit *u, bool exact)
+bool fsdpi_gather_copies(const fsdp_unit *u, bool exact)
 {
     return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw && !exact);
-}
-
-bool fsdpi_gather_copies(const fsdp_unit *u)
-{
-    return !in_place(u) || (fsdpi_unit_is_narrow(u) && !u->raw);
 }
 
 static fsdp_status view(fsdp_unit *u, fsdpi_flat *flat, uint32_t version)
@@ -238,7 +233,7 @@ fsdp_status fsdpi_unit_hold_in(fsdp_unit *u, const fsdp_pass *pass)
 /* Whether u is gathered now, is whole, or is better gathered in its turn. */
 static bool ahead_of_turn(fsdp_unit *u, const fsdp_pass *pass)
 {
-    if (u->residency != FSDPI_SHARDED || u->summons > 0 || !fsdpi_gather_copies(u)) return true;
+    if (u->residency != FSDPI_SHARDED || u->summons > 0 || !fsdpi_gather_copies(u, false)) return true;
     bool exact = fsdpi_pass_is_exact(pass, u);
     /* To offer is to meet the others, who may not gather ahead. */
     if (exact && !fsdpi_unit_offers_exact(u)) return true;

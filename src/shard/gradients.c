@@ -4,6 +4,7 @@
 #include "shard/unit.h"
 
 #include "base/alloc.h"
+#include "base/convert.h"
 #include "base/error.h"
 
 #include <string.h>
@@ -16,9 +17,9 @@ static fsdpi_segment part_of(const fsdp_unit *u, int i, int64_t lo, int64_t hi)
     return (fsdpi_segment){ .param = i, .offset = first - at, .numel = last - first, .at = first };
 }
 
-static fsdp_status read_device(fsdp_unit *u, float *out, const float *from, int64_t numel)
+static fsdp_status read_device(fsdp_unit *u, void *out, const void *from, size_t bytes)
 {
-    FSDP_TRY(fsdpi_between_copy(u, out, from, (size_t)numel * sizeof(float)));
+    FSDP_TRY(fsdpi_between_copy(u, out, from, bytes));
     return fsdp_stream_sync(fsdpi_between(u, false));
 }
 
@@ -30,19 +31,17 @@ unsigned fsdp_unit_pending(const fsdp_unit *u, int i)
     return i < 0 || i >= u->layout.count || u->frozen[i] ? 0 : bits;
 }
 
-/* Of a sum. What is below fp32 comes to the end of `out` and is widened from there, in order: it is never written over before it is read. */
+/* Elements of an accumulator. */
 static fsdp_status read_sum(fsdp_unit *u, float *out, const void *sum, int64_t at, int64_t numel)
 {
+    if (u->grad_dtype == FSDP_F32) return read_device(u, out, (const float *)sum + at, (size_t)numel * sizeof(float));
     size_t element = fsdp_dtype_bytes(u->grad_dtype);
-    char *in = (char *)(out + numel) - (size_t)numel * element;
-    FSDP_TRY(fsdpi_between_copy(u, in, (const char *)sum + (size_t)at * element, (size_t)numel * element));
-    FSDP_TRY(fsdp_stream_sync(fsdpi_between(u, false)));
-    for (int64_t j = 0; u->grad_dtype != FSDP_F32 && j < numel; j++) {
-        uint16_t x;
-        memcpy(&x, in + (size_t)j * element, sizeof(x));
-        out[j] = u->grad_dtype == FSDP_BF16 ? fsdp_bf16_to_f32(x) : fsdp_f16_to_f32(x);
-    }
-    return FSDP_OK;
+    void *narrow = fsdpi_calloc((size_t)numel, element);
+    FSDP_FAIL_IF(narrow == NULL, FSDP_ERR_NOMEM, "unit \"%s\": no memory to read a gradient", u->name);
+    fsdp_status st = read_device(u, narrow, (const char *)sum + (size_t)at * element, (size_t)numel * element);
+    if (st == FSDP_OK) fsdpi_convert_to_f32(fsdpi_isa_get(), u->grad_dtype, out, narrow, (size_t)numel);
+    fsdpi_free(narrow);
+    return st;
 }
 
 /* Rounds are added as a step adds them: each whole, one after another. */
@@ -100,7 +99,7 @@ static fsdp_status exchange_parts(fsdp_unit *u, int i, float *out)
     float *mem = fsdpi_calloc((size_t)(comm->size + 1) * (size_t)most, sizeof(*mem));
     fsdp_status st = mem != NULL ? FSDP_OK : fsdp_error_raise(FSDP_ERR_NOMEM, __func__, __FILE__, __LINE__, "unit \"%s\": no memory to read a gradient", u->name);
     fsdpi_segment g = part_of(u, i, u->lo, u->hi);
-    if (st == FSDP_OK && g.numel > 0) st = read_device(u, mem, u->step_grad + (g.at - u->keep_lo), g.numel);
+    if (st == FSDP_OK && g.numel > 0) st = read_device(u, mem, u->step_grad + (g.at - u->keep_lo), (size_t)g.numel * sizeof(float));
     st = fsdp_comm_agree(comm, st);
     if (st == FSDP_OK && most > 0) st = fsdpi_comm_exchange(comm, FSDPI_OP_READ_GRAD, u->name, mem, (size_t)most * sizeof(float), mem + most);
     for (int r = 0; r < comm->size && st == FSDP_OK && out != NULL; r++) {
@@ -121,5 +120,5 @@ fsdp_status fsdp_unit_read_grad(fsdp_unit *u, int i, float *out)
     FSDP_FAIL_IF(u->step_grad == NULL, FSDP_ERR_STATE, "fsdp_unit_read_grad: unit \"%s\" has no gradients in this step: ask fsdp_slice.grad first", u->name);
     if (u->shards.size > 1) return exchange_parts(u, i, out);
     FSDP_TRY(fsdpi_comm_tag(u->rt->comm, FSDPI_OP_READ_GRAD, u->name, (uint64_t)u->layout.numel[i] * sizeof(float)));
-    return out != NULL && u->layout.numel[i] > 0 ? read_device(u, out, u->step_grad + u->layout.at[i], u->layout.numel[i]) : FSDP_OK;
+    return out != NULL && u->layout.numel[i] > 0 ? read_device(u, out, u->step_grad + u->layout.at[i], (size_t)u->layout.numel[i] * sizeof(float)) : FSDP_OK;
 }

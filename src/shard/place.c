@@ -4,9 +4,18 @@
  * the host, whose addresses streams of any device can use; so whatever goes between them runs on a stream of the other. */
 #include "shard/unit.h"
 
+#include "base/error.h"
+
 static fsdp_stream *stream_of(const fsdpi_devctx *d, bool comm)
 {
     return comm ? d->comm : d->compute;
+}
+
+fsdp_status fsdpi_places_check(const char *unit, const char *a_is, const fsdp_device *a, const char *b_is, const fsdp_device *b)
+{
+    FSDP_FAIL_IF(a != b && !fsdp_device_host_accessible(a) && !fsdp_device_host_accessible(b), FSDP_ERR_UNSUPPORTED,
+                 "unit \"%s\": %s device %s and %s device %s differ: one of them must be the host's memory", unit, a_is, fsdp_device_name(a), b_is, fsdp_device_name(b));
+    return FSDP_OK;
 }
 
 static bool is_host(const fsdpi_devctx *d)

@@ -24,8 +24,7 @@ static size_t taken(const fsdp_unit *u, bool exact)
 /* The same, of a unit that may not be made yet, and whatever its neighbours keep. */
 static size_t may_take(const fsdp_unit *u, bool exact)
 {
-    bool gathers = u->mode != FSDP_MODE_NONE || fsdpi_unit_is_narrow(u) || fsdpi_unit_is_apart(u);
-    return gathers && fsdpi_gather_may_take(u, exact) ? block_bytes(u, exact) : 0;
+    return fsdpi_unit_is_gathered(u) && fsdpi_gather_copies(u, exact) ? block_bytes(u, exact) : 0;
 }
 
 /* What comes below fp32, until it has been widened. What was resharded to neighbours comes as it is used. */

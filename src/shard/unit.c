@@ -51,18 +51,11 @@ static fsdp_status check_dtypes(const fsdp_unit_opts *o)
     return FSDP_OK;
 }
 
-static fsdp_status check_places(const char *unit, const char *a_is, const fsdp_device *a, const char *b_is, const fsdp_device *b)
-{
-    FSDP_FAIL_IF(a != b && !fsdp_device_host_accessible(a) && !fsdp_device_host_accessible(b), FSDP_ERR_UNSUPPORTED,
-                 "unit \"%s\": %s device %s and %s device %s differ: one of them must be the host's memory", unit, a_is, fsdp_device_name(a), b_is, fsdp_device_name(b));
-    return FSDP_OK;
-}
-
 static fsdp_status check_opts(const fsdp_unit_opts *o)
 {
-    FSDP_TRY(check_places(o->name, "storage", o->storage_device, "compute", o->compute_device));
-    FSDP_TRY(check_places(o->name, "gradient", o->grad_device, "compute", o->compute_device));
-    FSDP_TRY(check_places(o->name, "gradient", o->grad_device, "storage", o->storage_device));
+    FSDP_TRY(fsdpi_places_check(o->name, "storage", o->storage_device, "compute", o->compute_device));
+    FSDP_TRY(fsdpi_places_check(o->name, "gradient", o->grad_device, "compute", o->compute_device));
+    FSDP_TRY(fsdpi_places_check(o->name, "gradient", o->grad_device, "storage", o->storage_device));
     FSDP_TRY(check_dtypes(o));
     FSDP_FAIL_IF((unsigned)o->mode > FSDP_MODE_NONE, FSDP_ERR_INVALID, "fsdp_unit_opts.mode is %d: no such mode", (int)o->mode);
     FSDP_FAIL_IF(o->prefetch > 64, FSDP_ERR_INVALID, "fsdp_unit_opts.prefetch is %d: at most 64", o->prefetch);
@@ -87,8 +80,7 @@ static fsdp_status create_flat(fsdp_unit *u, fsdpi_flat **out, fsdp_dtype dtype,
 static fsdp_status create_flats(fsdp_unit *u, size_t *edges)
 {
     fsdp_comm *comm = u->rt->comm;
-    /* In mode none every rank has the masters: they are whole already, unless compute is to see them rounded, or elsewhere. */
-    if (u->mode != FSDP_MODE_NONE || fsdpi_unit_is_narrow(u) || fsdpi_unit_is_apart(u)) FSDP_TRY(create_flat(u, &u->flat, u->param_dtype, edges));
+    if (fsdpi_unit_is_gathered(u)) FSDP_TRY(create_flat(u, &u->flat, u->param_dtype, edges));
     if (fsdpi_unit_is_narrow(u)) FSDP_TRY(create_flat(u, &u->exact, FSDP_F32, edges));
     if (u->near_group.size > 0) FSDP_TRY(fsdpi_near_create(u, edges));
     if (u->replicas.size == 1) return FSDP_OK;

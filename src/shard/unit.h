@@ -160,10 +160,8 @@ fsdp_status fsdpi_unit_init_frozen(fsdp_unit *u);
 
 /* Whether a gather now leaves a private buffer here, which counts towards the cap. */
 bool fsdpi_gather_takes(const fsdp_unit *u, bool exact);
-/* Whether one ever does. */
-bool fsdpi_gather_may_take(const fsdp_unit *u, bool exact);
-/* Whether a gather takes memory and time of this rank: it copies, or it makes fp32 of what it reads. */
-bool fsdpi_gather_copies(const fsdp_unit *u);
+/* Whether a gather of this kind ever takes memory and time of this rank: it copies, or it makes fp32 of what it reads. */
+bool fsdpi_gather_copies(const fsdp_unit *u, bool exact);
 /* Bytes that come below fp32 in a gather of this kind, and take room until they are widened. */
 size_t fsdpi_gather_passing(const fsdp_unit *u, bool exact);
 
@@ -200,6 +198,8 @@ fsdp_status fsdpi_unit_start_over(fsdp_unit *u);
 fsdp_status fsdpi_unit_catch_up(fsdp_unit *u);
 
 /* ---- place.c ---- */
+/* Whether a stream reaches both devices: FSDP_ERR_UNSUPPORTED says what each is for. */
+fsdp_status fsdpi_places_check(const char *unit, const char *a_is, const fsdp_device *a, const char *b_is, const fsdp_device *b);
 /* Where the unit's places (compute, storage, gradients) are two devices: a stream that reaches both runs what goes between them. begin: after
  * all that is on the unit's streams of this kind (compute, or communication); end: what comes on these waits for it. */
 fsdp_stream *fsdpi_between(const fsdp_unit *u, bool comm);
@@ -293,6 +293,12 @@ void fsdpi_step_leave(fsdp_unit_list units);
 static inline bool fsdpi_unit_is_apart(const fsdp_unit *u)
 {
     return u->store != u->ctx;
+}
+/* Whether it is gathered at all. In mode none every rank has the masters: they are whole already, unless compute is to see them rounded, or
+ * elsewhere. */
+static inline bool fsdpi_unit_is_gathered(const fsdp_unit *u)
+{
+    return u->mode != FSDP_MODE_NONE || u->param_dtype != FSDP_F32 || fsdpi_unit_is_apart(u);
 }
 /* Whether it stays whole, from its first use on until its parameters change. */
 static inline bool fsdpi_unit_stays_whole(const fsdp_unit *u)
