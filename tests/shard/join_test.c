@@ -107,20 +107,25 @@ static void test_figures(void **state)
 
 /* ---- evaluations, failures ---- */
 
+/* Rank 0 alone has a micro-batch: the others join in its pass, and when this returns it has ended. */
+static fsdp_status lead_or_join(fsdp_comm *comm, bool *leads)
+{
+    int first;
+    *leads = fsdp_comm_rank(comm) == 0;
+    FSDP_TRY(fsdp_comm_ask_more(comm, *leads, &first));
+    return *leads ? FSDP_OK : fsdp_pass_join(comm, first);
+}
+
 static fsdp_status others(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
-    int rank = fsdp_comm_rank(comm), first;
-    bool have = rank == 0;
+    bool leads;
     mini m;
     fsdp_pass *pass, *eval;
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
     for (int k = 0; k < 5; k++) {
-        FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
-        if (!have) {
-            FSDP_TRY(fsdp_pass_join(comm, first));
-            continue;
-        }
+        FSDP_TRY(lead_or_join(comm, &leads));
+        if (!leads) continue;
         FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
         m.number[0] = 0;
         FSDP_TRY(fsdp_pass_begin(&pass, comm, k == 0 ? FSDP_PASS_EVAL : FSDP_PASS_TRAIN));
@@ -145,8 +150,8 @@ static fsdp_status others(fsdp_comm *comm, void *arg)
     }
     rank_check(fsdp_unit_pending(m.unit[MINI_A], 0) == FSDP_PENDING_REDUCED && fsdp_unit_pending(m.unit[MINI_BIG], 0) == 0);
     FSDP_TRY(fsdp_optim_step(m.optim, NULL));
-    FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank)); /* all again, and gathering ahead */
-    FSDP_TRY(mini_leaf(&m, MINI_NESTED, rank));
+    FSDP_TRY(mini_leaf(&m, MINI_NESTED, fsdp_comm_rank(comm))); /* all again, and gathering ahead */
+    FSDP_TRY(mini_leaf(&m, MINI_NESTED, fsdp_comm_rank(comm)));
     FSDP_TRY(fsdp_optim_step(m.optim, NULL));
     mini_destroy(&m);
     return FSDP_OK;
@@ -163,16 +168,13 @@ static void test_evaluations_and_cancelled_passes(void **state)
 static fsdp_status masters(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
-    int rank = fsdp_comm_rank(comm), first;
-    bool have = rank == 0;
+    bool leads;
     mini m;
     fsdp_pass *pass, *eval;
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .param_dtype = FSDP_BF16, .exact_eval = true }));
     for (int k = 0; k < 3; k++) {
-        FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
-        if (!have) {
-            FSDP_TRY(fsdp_pass_join(comm, first));
-        } else {
+        FSDP_TRY(lead_or_join(comm, &leads));
+        if (leads) {
             FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
             m.number[0] = 0;
             FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
@@ -201,8 +203,7 @@ static void test_evaluations_of_masters(void **state)
 static fsdp_status unsharded(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
-    int first;
-    bool have = fsdp_comm_rank(comm) == 0;
+    bool leads;
     mini m;
     fsdp_pass *pass;
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device, .param_dtype = FSDP_BF16, .exact_eval = true }));
@@ -212,10 +213,8 @@ static fsdp_status unsharded(fsdp_comm *comm, void *arg)
     FSDP_TRY(fsdp_unit_reshard(m.unit[MINI_BIG]));
     FSDP_TRY(fsdp_comm_set_max_unsharded(comm, all)); /* room for that unit alone */
     FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_A]));
-    FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
-    if (!have) {
-        FSDP_TRY(fsdp_pass_join(comm, first));
-    } else {
+    FSDP_TRY(lead_or_join(comm, &leads));
+    if (leads) {
         FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_EVAL));
         FSDP_TRY(fsdp_unit_begin_forward(m.unit[MINI_BIG], pass));
         FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_BIG]));
@@ -231,17 +230,13 @@ static fsdp_status unsharded(fsdp_comm *comm, void *arg)
 static fsdp_status two_open(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
-    int first;
-    bool have = fsdp_comm_rank(comm) == 0;
+    bool leads;
     mini m;
     fsdp_pass *pass, *eval;
     FSDP_TRY(mini_create(&m, comm, &(mini_opts){ .mode = c->mode, .device = c->device }));
     for (int k = 0; k < 2; k++) {
-        FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
-        if (!have) {
-            FSDP_TRY(fsdp_pass_join(comm, first));
-            continue;
-        }
+        FSDP_TRY(lead_or_join(comm, &leads));
+        if (!leads) continue;
         FSDP_TRY(fsdp_stream_sync(fsdp_unit_stream(m.unit[0])));
         m.number[0] = 0;
         FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_TRAIN));
@@ -272,8 +267,7 @@ static fsdp_status k_fails(const fsdp_kernel *k, const void *arg)
 static fsdp_status given_up(fsdp_comm *comm, void *arg)
 {
     const corner *c = arg;
-    int first;
-    bool have = fsdp_comm_rank(comm) == 0;
+    bool leads;
     mini m;
     fsdp_pass *pass;
     int64_t all;
@@ -282,11 +276,8 @@ static fsdp_status given_up(fsdp_comm *comm, void *arg)
     FSDP_TRY(fsdp_comm_get_unsharded(comm, NULL, &all));
     FSDP_TRY(fsdp_comm_set_max_unsharded(comm, all));
     for (int k = 0; k < 2; k++) {
-        FSDP_TRY(fsdp_comm_ask_more(comm, have, &first));
-        if (!have) {
-            FSDP_TRY(fsdp_pass_join(comm, first));
-            continue;
-        }
+        FSDP_TRY(lead_or_join(comm, &leads));
+        if (!leads) continue;
         FSDP_TRY(fsdp_pass_begin(&pass, comm, FSDP_PASS_EVAL));
         if (k == 0) (void)!fsdp_stream_launch(fsdp_unit_stream(m.unit[0]), k_fails, NULL, 0);
         else FSDP_TRY(fsdp_unit_unshard(m.unit[MINI_A]));
