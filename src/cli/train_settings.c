@@ -254,36 +254,37 @@ static int check_group(const train_run *run)
     return 0;
 }
 
-/* What --offload lists; *wrong: the first part that is none of them (NULL: there is none), in `list`. */
-static unsigned offload_parts(const char *offload, char *list, size_t bytes, const char **wrong)
+/* What --offload lists. *wrong: the first part that is none of them, of *length bytes; NULL: there is none. */
+static unsigned offload_parts(const char *list, const char **wrong, int *length)
 {
     static const char *const parts[] = { "params", "grads", "optim" };
     unsigned named = 0;
     *wrong = NULL;
-    snprintf(list, bytes, "%s", offload != NULL ? offload : "");
-    for (char *rest = list, *part; offload != NULL && (part = strsep(&rest, ",")) != NULL;) {
+    for (const char *part = list; part != NULL;) {
+        size_t n = strcspn(part, ",");
         unsigned k = 0;
-        while (k < 3 && strcmp(part, parts[k]) != 0) k++;
-        if (k == 3 && *wrong == NULL) *wrong = part;
+        while (k < 3 && (strlen(parts[k]) != n || strncmp(part, parts[k], n) != 0)) k++;
         if (k < 3) named |= 1u << k;
+        else if (*wrong == NULL) *wrong = part, *length = (int)n;
+        part = part[n] == ',' ? part + n + 1 : NULL;
     }
     return named;
 }
 
 unsigned train_offload(const train_settings *s)
 {
-    char list[64];
     const char *wrong;
-    return offload_parts(s->offload, list, sizeof(list), &wrong);
+    int length;
+    return offload_parts(s->offload, &wrong, &length);
 }
 
 static int check_offload(const train_settings *s)
 {
-    char list[64];
     const char *wrong;
+    int length = 0;
     if (s->offload == NULL) return 0;
-    (void)offload_parts(s->offload, list, sizeof(list), &wrong);
-    if (wrong != NULL) return cli_usage("train: --offload %s: \"%s\" is none of params, grads, optim", s->offload, wrong);
+    (void)offload_parts(s->offload, &wrong, &length);
+    if (wrong != NULL) return cli_usage("train: --offload %s: \"%.*s\" is none of params, grads, optim", s->offload, length, wrong);
     if (s->device == 0) return cli_usage("train: --offload has no effect with --device cpu, which computes in the host's memory: leave it out");
     return 0;
 }

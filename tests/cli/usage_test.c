@@ -99,6 +99,7 @@ static void test_flags_that_do_not_go_together(void **state)
     static const bad table[] = {
         { 2, "--offload params,: \"\" is none of params, grads, optim", RUN "--offload params, --device guard" },
         { 2, "--offload params,all: \"all\" is none of params, grads, optim", RUN "--offload params,all --device guard" },
+        { 2, "\"optimizer\" is none of params, grads, optim", RUN "--offload params,grads,optim,params,grads,optim,params,grads,optim,params,grads,optimizer --device guard" },
         { 2, "--offload has no effect with --device cpu", RUN "--offload params,grads,optim" },
         { 2, "--param-dtype f64", RUN "--param-dtype f64" },
         { 2, "--reshard-after-forward 2 is for --mode full", RUN "--reshard-after-forward 2 --mode grad-op --ranks 2" },
